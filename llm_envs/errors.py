@@ -34,6 +34,7 @@ __all__ = [
     "SandboxError",
     "StoreError",
     "TaskCheckError",
+    "TimeLimitError",
     "UnknownTaskError",
     "WorkerDiedError",
     "did_you_mean",
@@ -86,6 +87,10 @@ class ModelError(LLMEnvsError, ValueError):
 
 class ProcessFailedError(LLMEnvsError, RuntimeError):
     """Another of the training processes failed. The message names it and the cause."""
+
+
+class TimeLimitError(LLMEnvsError, TimeoutError):
+    """A function of the user (a reward, a filter, a selector) took too long. The message names it and its input."""
 
 
 class RolloutFailedError(LLMEnvsError, RuntimeError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.sources.source import EnvChoice
+from llm_envs.tracking.describing import describing
 
 __all__ = ["EnvironmentCard", "environment_section"]
 
@@ -26,7 +27,11 @@ class EnvironmentCard:
     """For such a trainer: the environments of each split, or a sentence about its data."""
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
-        """Write TRL's card, and behind it the environments, seeds, versions and results."""
+        """Write TRL's card, and behind it the environments, seeds, versions and results. An error is a warning."""
+        with describing("the model card"):
+            self._write_card(*arguments, **keywords)
+
+    def _write_card(self, *arguments: Any, **keywords: Any) -> None:
         super().create_model_card(*arguments, **keywords)  # type: ignore[misc]
         if not self.is_world_process_zero():  # type: ignore[attr-defined]
             return
@@ -82,7 +87,8 @@ def _results(logs: Sequence[Mapping[str, Any]]) -> str:
     ):
         names = [prefix + name for name in ("env/success", "reward", "env/reward", "env/episodes", "loss")]
         for entry in reversed(logs):
-            if found := {name.removeprefix(prefix): entry[name] for name in names if name in entry}:
+            numbers = {name: entry[name] for name in names if entry.get(name) is not None}  # None: nothing was scored
+            if found := {name.removeprefix(prefix): value for name, value in numbers.items()}:
                 rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in found.items())
                 return f"{about}, step {entry.get('step', '?')}:\n\n| measure | value |\n|---|---|\n{rows}"
     return "Nothing was logged."

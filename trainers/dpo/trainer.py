@@ -31,6 +31,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import Selector, to_groups
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -39,11 +40,12 @@ from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import load_training_tokenizer
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
 from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
-from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
+from llm_envs.trainers.bridge.ranks import check_same_rows, function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
 from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
 from llm_envs.trainers.dpo.pairs import (
@@ -80,7 +82,7 @@ MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer):
+class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).
@@ -145,7 +147,9 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         self._codec = ChatCodec(tokenizer, thinking=args.thinking)
-        self._selector, self._has_own_selector = selector or make_selector(args), selector is not None
+        limit_s = function_limit(args)
+        self._selector = make_selector(args) if selector is None else limited(selector, limit_s, "the selector")
+        self._has_own_selector = selector is not None
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
         self.pairs: list[dict[str, Any]] = []
@@ -178,13 +182,11 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
         for name, count in self.overlong_pairs.items():
             self._metrics["train"][f"pairs/{name}"].append(float(count))
         if self._is_online:
-            self._start_online(group_filter)
+            self._start_online(group_filter and limited(group_filter, limit_s, "the group_filter"))
 
     def _load_pairs(self, source: Any, eval_source: Any, args: EnvDPOConfig) -> dict[str, Dataset]:
         """Offline, load all pairs; return TRL's arguments for them."""
-        # User code may select the pairs: an error on one process must stop the others too.
-        with raise_on_all_ranks():
-            self.pairs = self._load(source, args)
+        self.pairs = self._load(source, args)
         check_same_rows(self.pairs, "pairs")
         datasets = {"train_dataset": as_dataset(self.pairs, args)}
         if eval_source is not None:
@@ -193,13 +195,15 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
 
     def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
         """Return the pairs of a data set that fit `max_length`."""
-        rows = load_pairs(source, self._codec, args, self._selector)
-        fitting = self._fit(rows, args)
-        if not fitting:
-            raise InvalidConfigError(
-                f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or equal "
-                "up to their cut. Raise it."
-            )
+        # User code may select the pairs: an error on one process must stop the others too.
+        with raise_on_all_ranks():
+            rows = load_pairs(source, self._codec, args, self._selector)
+            fitting = self._fit(rows, args)
+            if not fitting:
+                raise InvalidConfigError(
+                    f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or "
+                    "equal up to their cut. Raise it."
+                )
         return fitting
 
     def _fit(self, rows: list[dict[str, Any]], args: EnvDPOConfig) -> list[dict[str, Any]]:
@@ -266,6 +270,8 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
         # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
         self._record_step()
         kl = self._reference.meter.take(self.accelerator)
+        if self._is_skipped:  # its KL may be NaN
+            return
         if kl is not None:
             self._metrics["train"]["reference/kl"].append(kl)
         self._reference.end_step(self, kl)
@@ -450,15 +456,13 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
         super()._save(output_dir, state_dict)
         drop_reference_adapter(self, output_dir)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, the reference, and online the state of the current round and the player."""
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+    def _save_own(self, folder: Path) -> None:
+        """Save the reference, and online the state of the current round and the player."""
         if self._is_online:
             self._player.save_begun(folder / "ahead")
-        if self.args.should_save:  # first: the state that `super` writes last makes the checkpoint complete
+        if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STATE_FILE).write_text(json.dumps(self._own_state(folder)) + "\n")
-        super()._save_checkpoint(model, trial)
 
     def _own_state(self, folder: Path) -> dict[str, Any]:
         """Return the state that a checkpoint needs besides TRL's; write a moving reference's weights."""
@@ -473,7 +477,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
         return state
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        """Load TRL's checkpoint and the parts that `_save_own` added."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

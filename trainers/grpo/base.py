@@ -26,11 +26,13 @@ from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
+from llm_envs.tracking.describing import describing
 from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeTrainer"]
 
 
-class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
+class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
@@ -175,6 +177,19 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoi
         rounding = rounding_of(precision(self.model, args), is_separate_engine=args.use_vllm)
         check_gaps(gaps, args.logps_tolerance, rounding)  # all processes stop, or none
         self._guarded = True
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does. A table of completions that cannot be written is left out from then on."""
+        metrics = self._metrics[self._mode]
+        try:
+            super().log(logs, start_time)
+        except Exception:
+            # TRL clears its metrics after the callbacks and before the table: until then the error is a callback's.
+            if metrics or not self.log_completions:
+                raise
+            self.log_completions = False
+            with describing("the table of completions (log_completions)"):
+                raise
 
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
@@ -319,10 +334,8 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoi
         super()._save(output_dir, state_dict)
         drop_reference_adapter(self, output_dir)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, the unused part of the generation, and the state that the next generation needs."""
-        # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+    def _save_own(self, folder: Path) -> None:
+        """Save the unused part of the generation, and the state that the next generation needs."""
         folder.mkdir(parents=True, exist_ok=True)
         uses = self._uses
         taken = self._step % uses["uses"]
@@ -336,10 +349,9 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoi
             state |= {} if self.algorithms is None else self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
-        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        """Load TRL's checkpoint and the parts that `_save_own` added."""
         path = Path(checkpoint or "") / STATE_FILE
         state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
         if checkpoint is not None:

@@ -17,6 +17,7 @@ import torch
 from trl.trainer.utils import split_tensor_dict
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.rewards.time_limit import limited
 from llm_envs.trainers.bridge.batches import Scored, batch_from_trl
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
@@ -50,20 +51,23 @@ class PairedRows:
         self._scored_at: int | None = None
 
     @classmethod
-    def choose(cls, algorithm: Algorithm, scored: Scored, n_rows: int) -> PairedRows:
+    def choose(cls, algorithm: Algorithm, scored: Scored, n_rows: int, *, limit_s: float | None = None) -> PairedRows:
         """Choose the pairs of a generation with the algorithm's selector.
 
         Args:
             algorithm: The algorithm that learns from the pairs.
             scored: The episodes of all processes. Episodes without a trained token are left out.
             n_rows: Number of rows on this process.
+            limit_s: Seconds that the selector may take; None: any time.
 
         Raises:
             InvalidConfigError: If the selector pairs rows of different groups.
+            TimeLimitError: If it takes longer.
         """
         assert algorithm.pair_selector is not None
         # Every process selects from the episodes of all, so that a selector sees the same input everywhere.
-        pairs_P2 = algorithm.pair_selector(scored.pair_rewards_E, scored.group_ids_E)
+        selector = limited(algorithm.pair_selector, limit_s, f"the pair_selector of {algorithm.name!r}")
+        pairs_P2 = selector(scored.pair_rewards_E, scored.group_ids_E)
         if (scored.group_ids_E[pairs_P2[:, 0]] != scored.group_ids_E[pairs_P2[:, 1]]).any():
             raise InvalidConfigError(f"the pair_selector of {algorithm.name!r} paired rows of different groups.")
         own_P2 = pairs_P2[scored.is_mine_E[pairs_P2].all(1)]

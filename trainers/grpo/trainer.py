@@ -40,6 +40,7 @@ from datasets import Dataset
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
 from llm_envs.policies.inference.sampling import has_filters
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -71,7 +72,7 @@ from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.means import weights_of_trl
 from llm_envs.trainers.bridge.packed_rows import PackedRows
-from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
+from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
@@ -166,8 +167,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        rewards = rewards or RewardSettings()
-        self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
+        limit_s, rewards = function_limit(args), rewards or RewardSettings()
+        components = rewards.components or args.reward_components
+        self._pays_for = replace(rewards, components=components).limited(limit_s)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
@@ -178,7 +180,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
             has_critic = self._kind == "ppo"
             self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
-        self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
+        self._context_fn = context_fn
+        self._trajectory_filter = trajectory_filter and limited(trajectory_filter, limit_s, "the trajectory_filter")
+        group_filter = group_filter and limited(group_filter, limit_s, "the group_filter")
         if may_fork:
             check_forks(args.loss_type)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
@@ -284,14 +288,15 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
         """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
-        rows = rollout_output(
-            generation.episodes.trajectories,
-            pad_id=int(self._tokenizer.pad_token_id),
-            mask_truncated=self._mask_truncated,
-            trajectory_filter=self._trajectory_filter,
-            n_rows=n_rows,
-            columns=generation.episodes.columns,
-        )
+        with raise_on_all_ranks():  # the filter is user code
+            rows = rollout_output(
+                generation.episodes.trajectories,
+                pad_id=int(self._tokenizer.pad_token_id),
+                mask_truncated=self._mask_truncated,
+                trajectory_filter=self._trajectory_filter,
+                n_rows=n_rows,
+                columns=generation.episodes.columns,
+            )
         # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
         sampling = self.collector.sampling
         is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
@@ -331,7 +336,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithm.advantage_fn is not None:
             output["advantages"] = batch.advantages
         if algorithm.pair_loss_fn is not None:
-            generation.pairs = PairedRows.choose(algorithm, scored, len(output["prompt_ids"]))
+            with raise_on_all_ranks():  # the selector is user code
+                limit_s = function_limit(self.args)
+                generation.pairs = PairedRows.choose(algorithm, scored, len(output["prompt_ids"]), limit_s=limit_s)
             self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
 
     # For each micro-batch: the loss.
@@ -459,13 +466,16 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._record_step()
         kl = self._reference.meter.take(self.accelerator)
         metrics = self._metrics["train"]
+        if self._is_skipped:  # its KL may be NaN
+            kl = None
         if kl is not None:
             metrics["reference/kl"].append(kl)
         if self._has_reference:
             metrics["kl_coef"].append(self.beta)
         for name, value in self.algorithms.end_step(kl).items() if self.algorithms is not None else ():
             metrics[name].append(value)
-        self._reference.end_step(self, kl)
+        if not self._is_skipped:
+            self._reference.end_step(self, kl)
 
     # Once, before training.
 

@@ -30,9 +30,11 @@ import torch
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
+from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
@@ -120,10 +122,11 @@ def training_iteration(
         ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
     """
     settings, rewards, sampling = settings or LoopSettings(), rewards or RewardSettings(), sampling or SamplingParams()
+    limit_s, keeps = settings.max_function_s, settings.trajectory_filter
     if rewards.components and task_weights is None:
         raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
     _check_algorithm(algorithm, state)
-    rewards = _with_overlong(rewards, algorithm, settings.max_length)
+    rewards = _with_overlong(rewards, algorithm, settings.max_length).limited(limit_s)
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     if state.iteration == 0:
         warn_of_absent(rewards, paid.columns)
@@ -133,7 +136,7 @@ def training_iteration(
         device=state.device,
         sampling=sampling,
         mask_truncated=settings.mask_truncated,
-        trajectory_filter=settings.trajectory_filter,
+        trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
     )
     # These need the weights that sampled, so they come before the first optimizer step.
     batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
@@ -142,13 +145,19 @@ def training_iteration(
     metrics |= _paid_metrics(paid)
     if learned is not None:
         facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
-        learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+        with describing("the record of what is learned"):
+            learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+    if (selector := algorithm.pair_selector) is not None:
+        what = f"the pair_selector of {algorithm.name!r}"
+        algorithm = replace(algorithm, pair_selector=limited(selector, limit_s, what))
     first_step = state.step + 1
     state, log, sizes = _steps(
         state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
     )
-    for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step) if learned is not None else ():
-        learned.write_step(step, stats["loss"])  # type: ignore[union-attr]
+    if learned is not None:
+        with describing("the record of what is learned"):
+            for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step):
+                learned.write_step(step, stats["loss"])
     metrics |= _means(log, sizes)
     state = replace(
         state,
@@ -243,8 +252,9 @@ def train(
             present = replace(present, by_state=create_state_fn(collector.source.factories))
         _check_algorithm(present, state, collector)
         now = _with_max_length(settings, present, collector, max_turns)
-        tree: dict[str, Any] = {"branches": present.branches, "branch_at": present.branch_at}
-        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **tree)
+        how: dict[str, Any] = {"branches": present.branches, "branch_at": present.branch_at}
+        how["max_function_s"] = settings.max_function_s
+        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **how)
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
         state, metrics = learn(state, groups, algorithm=present, settings=now)
@@ -259,7 +269,8 @@ def train(
         if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
             checkpoint_fn(state, is_best=is_best)
         if logger is not None:
-            logger(state.iteration, metrics)
+            with describing("the logger"):
+                logger(state.iteration, metrics)
     state.model.eval()
     return state
 

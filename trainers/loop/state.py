@@ -25,6 +25,7 @@ from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.trainers.bridge.checkpoints import check_files
+from llm_envs.trainers.bridge.finite import check_weights
 from llm_envs.trainers.functional.references import RefModelFn
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class TrainingState:
     """Episodes trained on: those with a trained token in a step that was taken."""
     n_tokens: int = 0
     """Tokens trained on, counted once a generation."""
+    n_skipped: int = 0
+    """Latest steps in a row whose gradient was not finite, so that they changed nothing."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """Moving averages of the metrics."""
     source_state: Mapping[str, Any] = field(default_factory=dict)
@@ -214,7 +217,11 @@ def save_training_state(
 
     Returns:
         The folder.
+
+    Raises:
+        ModelError: If a trained weight is not finite; nothing is written.
     """
+    check_weights({"the model": state.model}, state.step)
     target = Path(folder)
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -321,7 +328,7 @@ def best_checkpoint(folder: str | Path) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "statistics", "source_state", "best")
+_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "n_skipped", "statistics", "source_state", "best")
 
 
 def _models(state: TrainingState) -> list[torch.nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -11,6 +12,7 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
+from llm_envs.trainers.bridge.finite import count_skipped
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
@@ -62,6 +64,9 @@ class LoopSettings:
     logps_tolerance: float | None = 0.1
     """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
     stops, because masks, templates or weights do not match. None: no guard."""
+    max_function_s: float | None = 900.0
+    """Seconds that one call of a function of yours (reward, shaping, filter, selector) may take before the run ends.
+    None: any time."""
     ema_decay: float = 0.9
     """Decay of the moving averages in `TrainingState.statistics`."""
 
@@ -132,6 +137,7 @@ def training_step(
 
     Raises:
         InvalidConfigError: If the batch lacks what the algorithm needs.
+        ModelError: If too many steps in a row had a gradient that is not finite (`bridge.finite`).
     """
     settings = settings or LoopSettings()
     if not batch.n_tokens:
@@ -170,8 +176,11 @@ def training_step(
     sums["ratio_max"] = ratio_max
     sums |= (optimizer_step_fn or create_optimizer_step())(state)
     state.optimizer.zero_grad(set_to_none=True)
-    n_taken = 0 if sums.get("skipped") else 1  # gradients that are not finite change nothing, the reference included
-    return replace(state, step=state.step + n_taken), sums
+    if not sums.get("skipped"):
+        return replace(state, step=state.step + 1, n_skipped=0), sums
+    if math.isfinite(norm := sums.get("grad_norm", 0.0)):  # a step function may skip for a reason of its own
+        return state, sums
+    return replace(state, n_skipped=count_skipped(state.n_skipped, state.step + 1, norm)), sums
 
 
 def _check_sampled_logps(batch: Batch) -> None:

@@ -22,6 +22,7 @@ from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
@@ -85,7 +86,7 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
-class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksCheckpoint, SFTTrainer):
+class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
     Give either `env` or `source`.

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,13 +25,21 @@ from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from llm_envs.errors import InvalidConfigError, ModelError, ReplayError, RolloutFailedError, StoreError
+from llm_envs.errors import (
+    InvalidConfigError,
+    ModelError,
+    ReplayError,
+    RolloutFailedError,
+    StoreError,
+    TimeLimitError,
+)
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
+from llm_envs.trainers.bridge.finite import MAX_SKIPPED_STEPS
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.algorithm import GRPO, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import k1, mean_kl
@@ -498,6 +507,50 @@ def test_a_step_with_a_gradient_that_is_not_finite_does_not_count():
     state, stats = training_step(sgd_state(model), as_batch(FOUR), settings=LoopSettings())
     assert (stats["skipped"], state.step) == (1.0, 0)
     assert torch.equal(before.nan_to_num(9), model.table.detach().nan_to_num(9))
+
+
+def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
+    good, bad = Bigram(), Bigram()
+    bad.table.data[3, 4] = torch.nan
+    state, n = sgd_state(bad), MAX_SKIPPED_STEPS
+    for _ in range(n - 1):
+        state, _ = training_step(state, as_batch(FOUR))
+    assert (state.n_skipped, state.step) == (n - 1, 0)
+    assert training_step(dataclasses.replace(sgd_state(good), n_skipped=n - 1), as_batch(FOUR))[0].n_skipped == 0
+    with pytest.raises(ModelError, match=f"step 1 was skipped.*nan .{n} in a row"):
+        training_step(state, as_batch(FOUR))
+    for _ in range(n):  # a step function may skip for its own reasons
+        state, _ = training_step(state, as_batch(FOUR), optimizer_step_fn=lambda state: {"skipped": 1.0})
+    assert state.n_skipped == n - 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    model = Bigram()
+    model.table.data[3, 4] = torch.inf
+    with pytest.raises(ModelError, match="after step 0, 1 of 1 trained tensors of the model.*table"):
+        save_training_state(tmp_path / "saved", sgd_state(model))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["reward", "trajectory_filter", "pair_selector"])
+def test_a_function_that_never_ends_ends_the_run(name):
+    def never_ends(*given):
+        time.sleep(600.0)
+
+    keeps = never_ends if name == "trajectory_filter" else None
+    settings = LoopSettings(max_function_s=0.2, trajectory_filter=keeps, logps_tolerance=None)
+    rewards = RewardSettings(reward_fns={"mine": never_ends}) if name == "reward" else None
+    algorithm = GRPO
+    if name == "pair_selector":
+        algorithm = dataclasses.replace(algorithms.PAIRWISE, pair_selector=never_ends)
+    with pytest.raises(TimeLimitError, match="'mine'" if name == "reward" else name):
+        training_iteration(
+            sgd_state(Bigram()),
+            [TrajectoryGroup("g", "x", 0, tuple(FOUR))],
+            algorithm=algorithm,
+            rewards=rewards,
+            settings=settings,
+        )
 
 
 # With a model and a collector.
