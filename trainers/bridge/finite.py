@@ -116,7 +116,7 @@ class ChecksNumbers:
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does. If all steps since the last entry were skipped, the loss is NaN: transformers has 0 there."""
+        """Log as TRL does. If all steps since the last entry were skipped, the loss is NaN: transformers says 0."""
         if "loss" in logs and all(self._metrics["train"].get("skipped", [0.0])):
             logs["loss"] = math.nan
         super().log(logs, start_time)  # type: ignore[misc]
