@@ -69,7 +69,7 @@ from llm_envs.trainers.loop.batch import (
     score_batch,
     without_filters,
 )
-from llm_envs.trainers.loop.run import _max_turns, _prepared, _with_max_length
+from llm_envs.trainers.loop.run import _max_turns, _means, _prepared, _with_max_length
 from llm_envs.trainers.loop.state import moving_average
 from llm_envs.types import Row, SamplingParams, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -955,3 +955,17 @@ def test_what_contradicts_itself_is_refused(policy, collect):
         train(state, collect(failing, max_retries=0), n_iterations=5, n_groups=1, group_size=2)
     with pytest.raises(InvalidConfigError, match="float16 needs a scaled loss"):
         train(state, collect(), n_iterations=1, settings=LoopSettings(autocast_dtype=torch.float16))
+
+
+def test_the_means_of_a_generation_are_over_its_tokens_pairs_and_steps():
+    """Minibatches of one token and of three; the second has two pairs, the first none, and a third step was skipped."""
+    one = {"loss": 1.0, "ratio": 1.0, "ratio_max": 1.5, "pairs": 0.0, "pair_accuracy": 0.0}
+    two = {"loss": 3.0, "ratio": 2.0, "ratio_max": 1.2, "pairs": 2.0, "pair_accuracy": 0.5}
+    assert _means([one, two, {"skipped": 1.0}], [1, 3, 0]) == {
+        "loss": 2.0,
+        "ratio": 1.75,
+        "ratio_max": 1.5,
+        "pairs": 1.0,
+        "pair_accuracy": 0.5,
+        "skipped": 1.0,
+    }
