@@ -189,6 +189,8 @@ _SOURCES: dict[str, dict[str, str]] = {
         "a lock": "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
         "compare": "a = []\nb = []\nfor n in range(60):\n    a = [a, a]\n    b = [b, b]\nprint(a == b, 'ESCAPED')",
         "hash collisions": "a = {2**61 * n - n: n for n in range(10**6)}\nprint('ESCAPED')",
+        "hash of a value that shares its items": "a = ()\nfor n in range(45): a = (a, a)\n{a}",
+        "hash collisions of a value": "{(2**61 - 1) * n for n in range(10**5)}",
         "nested generators": (
             "a = iter(int, 1)\nfor n in range(1000): a = map(abs, a)\nfor x in a: pass\nprint('ESCAPED')"
         ),
