@@ -30,7 +30,7 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes import LONGEST, forget_after_fork, processors
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -44,7 +44,7 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
-from llm_envs.sandbox.time_limit import LONGEST, TimeLimit, TimeLimits
+from llm_envs.sandbox.time_limit import TimeLimit, TimeLimits
 
 __all__ = ["MontySandbox", "MontySession"]
 

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from llm_envs.sandbox.time_limit import LONGEST, TimeLimits
+from llm_envs.processes import LONGEST
+from llm_envs.sandbox.time_limit import TimeLimits
 
 
 @pytest.fixture
