@@ -4,8 +4,8 @@ This is a script: it imports nothing of this package.
 
 The first process loads sympy once, and then only forks: one child for each connection that it receives, in
 milliseconds. A child answers requests, one line of JSON each, until its connection closes, or until a check takes too
-much processor time (a timer ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses to compile
-text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
+much processor time (a timer ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses
+to compile text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Load sympy, report it and whether memory is limited, and fork a child for each connection from standard input, until that closes."""
+    """Load sympy, report whether memory is limited, and fork a child for each connection until there are no more."""
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

@@ -70,7 +70,7 @@ def _last_statement(code: str) -> tuple[int, int] | None:
 
 
 def _marks(code: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and text of each word, string, bracket, comment and end of a line. Of a string, its quote."""
+    """Yield the start, end and text of words, strings (only the quote), brackets, comments and ends of lines."""
     match = _MARK.search(code)
     while match:
         start, end, mark = match.start(), match.end(), match[0]

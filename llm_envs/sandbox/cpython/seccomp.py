@@ -52,8 +52,8 @@ class _Architecture:
     audit: int
     """`AUDIT_ARCH_...`."""
     refused: tuple[int, ...]
-    """Processes, sockets, larger buffers of socket pairs, descriptors and pages in transit, signals, mounts, namespaces,
-    keys, shared memory, priorities, limits, devices."""
+    """Processes, sockets, larger buffers of pairs of them, descriptors and pages in transit, signals, mounts,
+    namespaces, keys, shared memory, priorities, limits, devices."""
     changing_files: tuple[int, ...]
     """Calls that change a file or directory without a descriptor opened for writing."""
     opening: tuple[tuple[int, int], ...]
