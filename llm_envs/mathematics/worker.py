@@ -157,7 +157,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Load sympy, report whether memory is limited, and fork a child for each connection until there are no more."""
+    """Load sympy, report whether memory is limited, and fork a child for each connection."""
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

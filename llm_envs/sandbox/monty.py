@@ -10,7 +10,7 @@
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
    the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
 5. Only text leaves a worker, made there under its limits (`last_value`). A value that the code has made is never built
-   in this process: its hash alone may take for ever.
+   in this process: its hash may take for ever.
 
 Monty is a subset of Python: no `yield`, no third-party packages, and only part of the standard library. `time.sleep`
 returns at once.

@@ -352,7 +352,7 @@ class _Exchange:
     def run(self, timeout_s: float) -> SandboxStop | None:
         """Exchange until the reply is complete. Return the limit that was reached, or None.
 
-        The time begins when the request is sent. What has arrived at its end is read, however late this process looks.
+        The time begins when the request is sent. A reply that has arrived by its end is read, however late we look.
         """
         deadline = time.perf_counter() + timeout_s
         control, output = self._child._control, self._child._output
