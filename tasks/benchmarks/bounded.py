@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,20 @@ class BoundedScorer:
             timeout_s: Limit in seconds.
 
         Raises:
-            SandboxError: If the child process cannot be started.
+            SandboxError: If the child process cannot be started, or has no processor.
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             process = self._running()
-            with _time_limits().hold(process.pid, timeout_s):
+            with _time_limits().hold(process.pid, timeout_s) as limit:
                 reply = _exchange(process, line)
             if not reply.endswith(b"\n"):
                 self._end()
+                if limit.was_starved:
+                    raise SandboxError(
+                        f"the scorer {self._script.name} had a processor for {limit.used_s:.1f} s of "
+                        f"{limit.given_s:.1f} s. Is this machine overloaded?"
+                    )
                 return None
         found: dict[str, Any] | None = json.loads(reply)
         return found
@@ -90,10 +96,16 @@ class BoundedScorer:
         except OSError as error:
             raise SandboxError(f"the scorer {self._script.name} cannot be started: {error}") from error
         said = _exchange(self._process, b"")
-        if said != b"null\n":
+        ready = json.loads(said) if said.endswith(b"\n") else {"error": "it ended"}
+        if ready["error"] is not None:
             self._end()
-            reason = json.loads(said) if said.endswith(b"\n") else "it ended"
-            raise SandboxError(f"the scorer {self._script.name} does not start: {reason}")
+            raise SandboxError(f"the scorer {self._script.name} does not start: {ready['error']}")
+        if not ready["is_limited"]:
+            warnings.warn(
+                "this system sets no limit of memory (RLIMIT_AS) for scorers: an answer may use up the memory of the "
+                "machine until its limit of time.",
+                stacklevel=3,
+            )
         return self._process
 
     def close(self) -> None:

@@ -35,6 +35,18 @@ def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"{event} is refused here")
 
 
+def limit_memory() -> bool:
+    """Limit the memory of this process and its children. Return whether the system does that: macOS does not."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = MAX_MEMORY if hard == resource.RLIM_INFINITY else min(MAX_MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def main() -> None:
     """Load the scorer, report it, and answer requests from standard input until that closes."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -50,10 +62,8 @@ def main() -> None:
         ready = None
     except Exception as error:
         ready = f"{type(error).__name__}: {error}"
-    replies.write(json.dumps(ready).encode() + b"\n")
+    replies.write(json.dumps({"error": ready, "is_limited": limit_memory()}).encode() + b"\n")
     replies.flush()
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     may_compile = getattr(scorer, "MAY_COMPILE", False)
     sys.addaudithook(lambda event, args: None if may_compile and event == "compile" else refuse_to_execute(event, args))
     for line in requests:

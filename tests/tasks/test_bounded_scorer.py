@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -67,6 +68,23 @@ def test_a_forked_child_starts_its_own(scorer):
     theirs = json.loads(os.read(read, 1_000))
     assert theirs["double"] == 4 and theirs["pid"] != mine
     assert scorer.ask({"n": 3}, 60.0) == {"double": 6, "pid": mine}
+
+
+def test_a_system_without_a_limit_of_memory_says_so_and_still_answers(scorer, tmp_path, monkeypatch):
+    """macOS refuses RLIMIT_AS; so does the module in the place of Python's `sitecustomize`, in the child."""
+    refuse = "import resource\ndef refuse(*limit): raise ValueError\nresource.setrlimit = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.warns(UserWarning, match="RLIMIT_AS"):
+        assert scorer.ask({"n": 21}, 60.0)["double"] == 42
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+def test_a_scorer_without_a_processor_is_an_error_and_no_answer(scorer):
+    os.kill(scorer.ask({"n": 1}, 60.0)["pid"], signal.SIGSTOP)
+    with pytest.raises(SandboxError, match=r"had a processor for 0\.0 s"):
+        scorer.ask({"n": 21}, 0.1)
+    assert scorer.ask({"n": 21}, 60.0)["double"] == 42
 
 
 def test_a_scorer_that_does_not_load_says_why(tmp_path):

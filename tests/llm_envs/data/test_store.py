@@ -172,6 +172,17 @@ class TestCompaction:
         assert names(tmp_path / "run") == {LOG}
         assert read_trajectories(tmp_path / "run") == odd
 
+    @pytest.mark.smoke
+    def test_no_text_keeps_a_shard_from_being_made(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        odd = replace(trajectories[0], messages=(Message("user", "\ud83d" + "\ude00"),), metadata={"x": "\ud83d\ude00"})
+        write(tmp_path / "run", [odd, *trajectories[1:]])
+        assert names(tmp_path / "run") == {SHARD}
+        assert read_trajectories(tmp_path / "run")[0].messages == (Message("user", "😀"),)
+
+    def test_a_name_that_no_column_can_hold_is_refused(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        with TrajectoryWriter(tmp_path / "run") as writer, pytest.raises(StoreError, match=r"group_id is 'a\\ud83d'"):
+            writer.write(replace(trajectories[0], group_id="a\ud83d"))
+
     def test_without_pyarrow_the_log_stays_and_a_shard_names_the_extra(
         self, tmp_path: Path, trajectories: list[Trajectory]
     ) -> None:
