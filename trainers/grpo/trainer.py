@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import torch
 from accelerate.utils import gather_object
@@ -182,7 +183,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
-        self._guarded = args.logps_tolerance is None
+        self._guarded, self._packable = args.logps_tolerance is None, WeakSet[Any]()
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
@@ -434,7 +435,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self.args.share_prompts:
             model = SharedPrompts(model, args[2])
         elif self.args.packing:
-            model = PackedRows(model, causal)
+            model = PackedRows(model, causal, self._packable, in_pairs=not self._guarded)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     @property

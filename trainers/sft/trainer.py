@@ -15,6 +15,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
@@ -22,6 +23,7 @@ from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
+from llm_envs.trainers.bridge.packed_rows import check_packing
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
@@ -78,6 +80,11 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.packing_strategy == "wrapped":
+            raise InvalidConfigError(
+                "packing_strategy='wrapped' cuts rows anywhere, and their tokens read the rows before them. Leave it out, "
+                "for 'bfd'."
+            )
         check_loss_types(self.loss_type, "SFT")
         if self.best_of is not None and self.best_of < 1:
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
@@ -149,6 +156,15 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
             self.card_environments = {"train, by the oracle": [EnvChoice(env, kwargs=kwargs)]}
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
+        self._is_packable = not self.padding_free  # which packing implies
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss, after checking once that the model keeps packed rows apart."""
+        if not self._is_packable:
+            causal, device = pass_positions(self.accelerator.unwrap_model(model)), inputs["input_ids"].device
+            check_packing(model, causal, device, setting=f"packing={self.args.packing} (padding-free)")
+            self._is_packable = True
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint, after checking that SFT wrote it."""

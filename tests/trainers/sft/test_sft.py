@@ -9,14 +9,14 @@ import torch
 from datasets import Dataset, load_dataset
 from device import on_cpu
 from families import family_tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
 from llm_envs.cli.main import main
 from llm_envs.data import best_of, fit_rows, sft_rows, to_dataset, to_groups
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model
@@ -189,6 +189,35 @@ def test_every_row_of_a_forked_trajectory_is_learned_each_token_once(tiny_folder
 class ThinkingOracle(OraclePolicy):
     def act(self, env, observation):
         return f"<think>\nhm\n</think>\n\n{super().act(env, observation)}"
+
+
+# Packed rows.
+
+
+def opt_model(tokenizer):
+    """A model that does not look at positions to tell packed rows apart."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1}
+    return OPTForCausalLM(OPTConfig(vocab_size=len(tokenizer), num_attention_heads=2, **sizes))
+
+
+@pytest.mark.smoke
+def test_packed_rows_are_never_mixed(tiny_folder, settings):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    played = play(ChatCodec(tokenizer))
+    with pytest.raises(InvalidConfigError, match="packing_strategy='wrapped'"):
+        settings(packing=True, packing_strategy="wrapped", max_length=256)
+    for changes in ({"packing": True, "max_length": 256}, {"padding_free": True}):
+        trainer = EnvSFTTrainer(
+            opt_model(tokenizer), args=settings(**changes), source=played, processing_class=tokenizer
+        )
+        with pytest.raises(ModelError, match=r"padding-free.*OPTForCausalLM .*mixes packed rows"):
+            trainer.train()
+    losses = []
+    for changes in ({}, {"packing": True, "max_length": 256}):
+        trainer = EnvSFTTrainer(tiny_folder, args=settings(**changes, logging_steps=1), source=played)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
 
 
 # Saved data sets.
