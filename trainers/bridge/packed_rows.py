@@ -22,8 +22,8 @@ __all__ = ["PackedRows", "check_packing", "pack"]
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _IGNORED = -100
 _MAX_MIXED = 0.2
-"""Largest share of the effect of another row that is put down to rounding: in bfloat16 it is below .01, and a model that
-does not look at positions has 1."""
+"""Largest share of another row's effect that may be rounding: in bfloat16 that is below .01; a model that does not look
+at positions has 1."""
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -392,9 +392,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._log_mean("pairs/accuracy", torch.tensor(accuracy, device=logps_BT.device))
         # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
-        # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
-        kl_fn = algorithm.kl_fn if self.beta else None
-        present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
+        present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
         self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
         self._log_mean("policy/ratio", stats["ratio"])

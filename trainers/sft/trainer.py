@@ -82,8 +82,8 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
         if self.packing_strategy == "wrapped":
             raise InvalidConfigError(
-                "packing_strategy='wrapped' cuts rows anywhere, and their tokens read the rows before them. Leave it out, "
-                "for 'bfd'."
+                "packing_strategy='wrapped' cuts rows anywhere and mixes them: a token reads the rows before its own. "
+                "Leave it out, for 'bfd'."
             )
         check_loss_types(self.loss_type, "SFT")
         if self.best_of is not None and self.best_of < 1:

@@ -109,7 +109,7 @@ def test_flash_attention_gets_one_row():
 
 
 OTHER_NAMES = {"vocab_size": len(TOKENIZER), "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 32}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 VISION = {"hidden_size": 32, "out_hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 64}
 
 
