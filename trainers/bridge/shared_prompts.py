@@ -63,7 +63,7 @@ class SharedPrompts:
         if kinds:
             raise ModelError(
                 f"share_prompts=True: rows can continue only from keys and values of all tokens; this model's cache "
-                f"is, or has, {', '.join(sorted(kinds))} (sliding windows and recurrent layers do). Set share_prompts=False."
+                f"is, or has, {', '.join(sorted(kinds))} (sliding windows, recurrent layers). Set share_prompts=False."
             )
         cache.batch_select_indices(rows_B)
         rest = {"input_ids": input_ids[:, n:], "position_ids": position_ids(attention_mask)[:, n:]}
