@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from datasets import Dataset
+from transformers import AutoConfig
 from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.policies.inference.loading import context_length
 from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
@@ -62,7 +64,7 @@ class EnvSFTConfig(SFTConfig):
         },
     )
     max_length: int | None = field(
-        default=None, metadata={"help": "Longest row in tokens; see overlong. None is no limit."}
+        default=None, metadata={"help": "Longest row in tokens; see overlong. None: the model's context."}
     )
     overlong: str = field(
         default="drop",
@@ -136,16 +138,19 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
         # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
             rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, source)
-            rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+            n_context = context_length(AutoConfig.from_pretrained(model) if isinstance(model, str) else model)
+            limit = min(args.max_length or n_context, n_context)  # a longer row could never be given to the model
+            rows, self.overlong_rows = fit_rows(rows, limit, args.overlong)
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
             logger.warning(
-                f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
+                f"{self.overlong_rows['overlong']} rows are longer than max_length={limit}: "
                 f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
             )
         if not rows:
             raise InvalidConfigError(
-                f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
+                f"all {self.overlong_rows['dropped']} rows are longer than max_length={limit}: raise it, up to the "
+                f"model's context of {n_context}."
             )
         copy_single_heads()
         super().__init__(
