@@ -178,8 +178,8 @@ class ChatCodec:
     def encode_reply(self, text: str) -> IdArray:
         """Encode a reply that was not sampled (an oracle's), as the template would have the model write it.
 
-        Calls and thinking are written in the model's own format, if the template has one, and the turn is closed. Behind
-        a closed block of thinking (`closes_thinking`) the thinking is left out. Shape (T,).
+        Calls and thinking are written in the model's own format, if the template has one, and the turn is closed.
+        Behind a closed block of thinking (`closes_thinking`) the thinking is left out. Shape (T,).
         """
         has_calls = False
         # A reply that quotes a special token stays plain text: as a token it could end the turn or begin another role.

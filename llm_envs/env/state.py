@@ -21,8 +21,8 @@ def digest(value: object, *, owner: object = None) -> str:
 
     Args:
         value: The value.
-        owner: What the value is the state of. It may hold its owner, as the bound method of a tool does, whose other
-            attributes are not state.
+        owner: The object whose state it is. The value may refer to it, as the bound method of a tool does; the owner's
+            other attributes are not state.
 
     Raises:
         TypeError: If the value contains an object whose content cannot be read, such as a socket or a process.

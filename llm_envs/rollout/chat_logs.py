@@ -11,8 +11,8 @@ format, encoded like an oracle's reply: mask True and NaN log-probabilities. Eve
 | `refusal` without content | content |
 | role `developer` | `system` |
 | role `function`, or `tool` with a `tool_call_id` | `tool`, with the name of the function that was called |
-| an assistant's thinking, text and calls in messages of their own, in this order | one turn |
-| other assistant messages in a row | turns of their own, with nothing between but what the template writes |
+| an assistant's thinking, text and calls in separate messages, in this order | one turn |
+| other assistant messages in a row | separate turns, with the template's text between |
 | results that name their calls, in another order than the calls | in the order of the calls |
 | an assistant's message with `weight: 0`, or before any other message | context: not trained on |
 | messages after the assistant's last | the final observation, without a reply |
@@ -450,8 +450,8 @@ def _replay(
         if message.role != "assistant":
             observed.append(message)
             continue
-        # `begin` has encoded the messages before the first turn as the prompt. Between two replies in a row the template
-        # writes the end of the first and the start of the second.
+        # `begin` has encoded the messages before the first turn as the prompt. Between two replies in a row the
+        # template writes the end of the first and the start of the second.
         if place > start:
             transcript.append_observation(tuple(observed))
             observed = []

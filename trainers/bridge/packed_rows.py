@@ -47,12 +47,12 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @torch.no_grad()
 def check_packing(model: Any, causal: Any, device: torch.device, *, setting: str = "packing=True") -> None:
-    """Refuse a model that mixes packed rows, by a short row behind another one and the same row alone.
+    """Refuse a model that mixes packed rows: compare a short row behind another one with the same row by itself.
 
     Args:
-        model: A causal language model, perhaps wrapped for several processes, all of which call this.
+        model: A causal language model, perhaps wrapped for several processes, which all call this.
         causal: The language model inside, without adapter or wrapper.
-        device: Of the model's inputs.
+        device: The device of the model's inputs.
         setting: The user's, for the message.
 
     Raises:

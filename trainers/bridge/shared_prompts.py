@@ -56,8 +56,8 @@ class SharedPrompts:
         # Only the cache is needed: one logit is the least that a model can be asked for.
         prefix = {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids(mask)}
         outputs = self.model(**prefix, use_cache=True, logits_to_keep=1)
-        # Recurrent models return no such cache, or one of their own kind with states beside its layers.
-        cache = getattr(outputs, "past_key_values", None)
+        # Recurrent models return no such cache, or a subclass with further states.
+        cache: Any = getattr(outputs, "past_key_values", None)
         parts = [cache, *getattr(cache, "layers", ())]
         kinds = {type(part).__name__ for part in parts} - {DynamicLayer.__name__, DynamicCache.__name__}
         if kinds:

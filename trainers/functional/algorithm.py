@@ -113,7 +113,7 @@ class Algorithm:
     pair_loss_fn: PairLossFn | None = None
     """`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`."""
     pair_average: bool | None = None
-    """Whether log-ratios of pairs are means over tokens instead of sums; None: they are for `ipo_loss` alone."""
+    """Whether log-ratios of pairs are means over tokens instead of sums; None: they are for `ipo_loss` only."""
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
     branches: float = 0.0
@@ -177,7 +177,9 @@ class Algorithm:
 
     def at(self, kl_coef: float) -> Algorithm:
         """Return the algorithm with the present coefficient of a schedule; without a KL where that is 0."""
-        return replace(self, kl_coef=kl_coef, **({} if kl_coef else {"kl_fn": None, "kl_in": "loss"}))
+        if not kl_coef:
+            return replace(self, kl_coef=0.0, kl_fn=None, kl_in="loss")
+        return replace(self, kl_coef=kl_coef)
 
     @property
     def averages_pairs(self) -> bool:

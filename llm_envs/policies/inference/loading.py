@@ -134,7 +134,8 @@ def load_model(
 
 def context_length(model: PreTrainedModel | PretrainedConfig) -> int:
     """Return how many tokens the positions of a model, or of its configuration, allow; 1,000,000 if unlimited."""
-    config = getattr(model, "config", model).get_text_config()
+    own: Any = getattr(model, "config", model)
+    config = own.get_text_config()
     found = [int(value) for name in _CONTEXT_NAMES if (value := getattr(config, name, None))]
     return found[0] if found else _NO_LIMIT
 
