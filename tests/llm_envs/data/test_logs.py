@@ -112,12 +112,10 @@ class TestFamilies:
     @pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "phi3"])
     def test_assistant_messages_in_a_row_are_what_the_template_writes(self, name) -> None:
         codec = ChatCodec(family_tokenizer(name))
-        said = [{"role": "assistant", "content": text} for text in ("Ho", "Ha")]
-        log = [{"role": "user", "content": "Hi"}, *said, {"role": "user", "content": "Bye"}]
-        trajectory = from_messages(log, codec=codec, reward=1.0)
-        (row,) = trajectory.rows
-        written = codec.template.render(trajectory.messages, generation_prompt=False)
-        assert written.startswith(codec.decode(row.ids)) and codec.decode(row.ids).count("H") == 3
+        log = [Message("user", "Hi"), Message("assistant", "Ho"), Message("assistant", "Ha"), Message("user", "Bye")]
+        (row,) = from_messages(log, codec=codec, reward=1.0).rows
+        written = codec.template.render(log, generation_prompt=False)
+        assert written.startswith(codec.decode(row.ids)) and "Ha" in codec.decode(row.ids)
 
     def test_thinking_can_be_left_out(self) -> None:
         """Llama's template has no place for it: it is text."""
