@@ -318,7 +318,7 @@ def restore(described: Mapping[str, Any]) -> Algorithm:
     """
     values = {name: _restored(name, value) for name, value in described.items()}
     if not values["kl_coef"]:
-        values["kl_fn"] = None  # a schedule that is at 0 now
+        values |= {"kl_fn": None, "kl_in": "loss"}  # a schedule that is at 0 now
     return replace(Algorithm("restored"), **values)
 
 

@@ -127,7 +127,7 @@ class PairedRows:
         # Against the reference; without one, against the policy that sampled.
         known = (batch.ref_logps_BT, batch.old_logps_BT, logps_BT.detach())
         reference_BT = next(tensor for tensor in known if tensor is not None)
-        return sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=self.algorithm.pair_average).float()
+        return sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=self.algorithm.averages_pairs).float()
 
 
 def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -> list[dict[str, Any]]:

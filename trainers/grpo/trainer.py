@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import torch
 from accelerate.utils import gather_object
@@ -188,7 +189,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
-        self._guarded = args.logps_tolerance is None
+        self._guarded, self._packable = args.logps_tolerance is None, WeakSet[Any]()
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
@@ -410,9 +411,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._add_totals({"pairs/accuracy": (n_right, n_pairs)})
         # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
-        # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
-        kl_fn = algorithm.kl_fn if self.beta else None
-        present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
+        present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
         named = {"kl": "kl", "policy/ratio": "ratio", "policy/clip_fraction": "clip_fraction"}
         means = {name: stats[statistic] for name, statistic in named.items() if statistic in stats}
@@ -451,7 +450,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self.args.share_prompts:
             model = SharedPrompts(model, args[2])
         elif self.args.packing:
-            model = PackedRows(model, causal)
+            model = PackedRows(model, causal, self._packable, in_pairs=not self._guarded)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     @property

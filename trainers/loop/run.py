@@ -508,7 +508,7 @@ def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Coll
     if callable(algorithm.kl_coef):
         raise InvalidConfigError(
             f"the kl_coef of {algorithm.name!r} is a schedule, which only the trainers call: give "
-            "algorithm=lambda iteration: replace(..., kl_coef=...)."
+            "algorithm=lambda iteration: algorithm.at(coefficient)."
         )
     if algorithm.advantage_fn is None:
         raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from datasets import Dataset
+from transformers import AutoConfig
 from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.policies.inference.loading import context_length
+from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
@@ -25,6 +28,7 @@ from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, 
 from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
+from llm_envs.trainers.bridge.packed_rows import check_packing
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
@@ -63,7 +67,7 @@ class EnvSFTConfig(SFTConfig):
         },
     )
     max_length: int | None = field(
-        default=None, metadata={"help": "Longest row in tokens; see overlong. None is no limit."}
+        default=None, metadata={"help": "Longest row in tokens; see overlong. None: the model's context."}
     )
     overlong: str = field(
         default="drop",
@@ -81,6 +85,11 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.packing_strategy == "wrapped":
+            raise InvalidConfigError(
+                "packing_strategy='wrapped' cuts rows anywhere and mixes them: a token reads the rows before its own. "
+                "Leave it out, for 'bfd'."
+            )
         check_loss_types(self.loss_type, "SFT")
         if self.best_of is not None and self.best_of < 1:
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
@@ -132,16 +141,19 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
         # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
             rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, source)
-            rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+            n_context = context_length(AutoConfig.from_pretrained(model) if isinstance(model, str) else model)
+            limit = min(args.max_length or n_context, n_context)  # a longer row could never be given to the model
+            rows, self.overlong_rows = fit_rows(rows, limit, args.overlong)
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
             logger.warning(
-                f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
+                f"{self.overlong_rows['overlong']} rows are longer than max_length={limit}: "
                 f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
             )
         if not rows:
             raise InvalidConfigError(
-                f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
+                f"all {self.overlong_rows['dropped']} rows are longer than max_length={limit}: raise it, up to the "
+                f"model's context of {n_context}."
             )
         copy_single_heads()
         super().__init__(
@@ -152,6 +164,15 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
             self.card_environments = {"train, by the oracle": [EnvChoice(env, kwargs=kwargs)]}
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
+        self._is_packable = not self.padding_free  # which packing implies
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss, after checking once that the model keeps packed rows apart."""
+        if not self._is_packable:
+            causal, device = pass_positions(self.accelerator.unwrap_model(model)), inputs["input_ids"].device
+            check_packing(model, causal, device, setting=f"packing={self.args.packing} (padding-free)")
+            self._is_packable = True
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Return TRL's loss of a micro-batch; log its statistics as exact means over the trained tokens."""
