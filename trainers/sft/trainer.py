@@ -167,15 +167,15 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
         self._is_packable = not self.padding_free  # which packing implies
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's loss, after checking once that the model keeps packed rows apart."""
+        """Return TRL's loss of a micro-batch; log its statistics as exact means over the trained tokens.
+
+        Raises:
+            ModelError: If rows are packed, and the model does not keep them apart.
+        """
         if not self._is_packable:
             causal, device = pass_positions(self.accelerator.unwrap_model(model)), inputs["input_ids"].device
             check_packing(model, causal, device, setting=f"packing={self.args.packing} (padding-free)")
             self._is_packable = True
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's loss of a micro-batch; log its statistics as exact means over the trained tokens."""
         labels = inputs["labels"]
         with self._counting_all():
             result = super().compute_loss(model, inputs, *args, **kwargs)

@@ -527,7 +527,7 @@ def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     model = Bigram()
     model.table.data[3, 4] = torch.inf
-    with pytest.raises(ModelError, match="after step 0, 1 of 1 trained tensors of the model.*table"):
+    with pytest.raises(ModelError, match=r"after step 0, 1 of 1 trained tensors of the model.*table"):
         save_training_state(tmp_path / "saved", sgd_state(model))
     assert list(tmp_path.iterdir()) == []
 
