@@ -672,7 +672,7 @@ class TestWhatCannotBeRecorded:
         assert trajectory.error is not None and trajectory.error.kind == "EnvContractError"
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
-    @pytest.mark.parametrize("logp", [-np.inf, np.nan, 0.5])
+    @pytest.mark.parametrize("logp", [-np.inf, np.nan, 0.5, -1e9])
     def test_of_a_token_policy(self, logp: float) -> None:
         class Policy:
             async def sample(self, *args: object, **settings: object) -> Sampled:
