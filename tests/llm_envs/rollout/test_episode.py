@@ -658,6 +658,8 @@ class TestWhatCannotBeRecorded:
             ({"reward_components": {"a": float("nan")}}, {}),
             ({"reward_components": {"a": float("inf")}}, {}),
             ({"is_success": np.array([1, 2])}, {}),
+            ({"is_success": "maybe"}, {}),
+            ({"reward_components": {"a": "0.5"}}, {}),
             ({"messages": [{"role": "user", "content": "x", "metadata": {"a": {1}}}]}, {}),
             ({}, {"tools": [{"a": {1, 2}}]}),
             ({}, {"tools": "abc"}),
