@@ -136,7 +136,16 @@ class TestSameAsInline:
         "result",
         [
             *["nothing", "a text", "four", "no reward", "nan", "no text", "odd text", "odd components"],
-            *["odd component", "array of success", "role only", "a set in a message", "decimals", "numpy", "odd info"],
+            *[
+                "odd component",
+                "array of success",
+                "role only",
+                "a set in a message",
+                "decimals",
+                "numpy",
+                "odd info",
+                "odd success",
+            ],
         ],
     )
     def test_whatever_step_returns(self, result: str, pool: WorkerPool) -> None:
