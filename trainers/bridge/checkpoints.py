@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -81,13 +82,15 @@ def check_files(checkpoint: str | Path) -> None:
     """
     folder = Path(checkpoint)
     for path in sorted(folder.rglob("*")):
+        if path.suffix in _PROBLEMS and path.exists() and not os.access(path, os.R_OK):
+            raise StoreError(f"{path} cannot be read by this user, so {folder} cannot be resumed: make it readable.")
         if path.suffix in _PROBLEMS and (problem := _PROBLEMS[path.suffix](path)) is not None:
             kind = folder.name.rpartition("-")[0]
             beside = sorted(other.name for other in folder.parent.glob(f"{kind}-*") if other.name != folder.name)
             others = f" Beside it: {', '.join(beside)}." if beside else ""
             raise StoreError(
-                f"{path} is damaged ({problem}), so {folder} cannot be resumed. Remove this checkpoint, and resume "
-                f"from an earlier one or begin again.{others}"
+                f"{path} is damaged ({problem}), so {folder} cannot be resumed. Move this checkpoint elsewhere, and "
+                f"resume from an earlier one or begin again.{others}"
             )
 
 

@@ -26,7 +26,7 @@ from llm_envs.rewards import (
 from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import ShapingFns, named_shaping, shape
 from llm_envs.rewards.time_limit import limited
-from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.types import Trajectory
 
@@ -176,7 +176,7 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
         weights = dict(env_attribute(env, "reward_weights", {}))
-        env.close()
+        close_env(env)
         for name, weight in weights.items():
             if merged.setdefault(name, weight) != weight:
                 raise InvalidConfigError(

@@ -32,7 +32,7 @@ from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
-from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
@@ -491,7 +491,7 @@ def _max_turns(source: SeedSource) -> int | None:
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
         found.append(env_attribute(env, "max_turns", None))
-        env.close()
+        close_env(env)
     return max(n or 0 for n in found) if all(found) else None
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "check_same_tensors",
     "dtype_of",
     "find_checkpoint",
+    "n_vocabulary",
     "tensor_dtypes",
     "tensor_shapes",
     "write_checkpoint",
@@ -114,6 +115,17 @@ def find_checkpoint(name_or_path: str) -> Path | None:
         return Path(snapshot_download(name_or_path, local_files_only=True))
     except Exception:  # not installed, not in the cache, or no such name: in each case it is not on this machine
         return None
+
+
+def n_vocabulary(name_or_path: str) -> int:
+    """Return how many token ids a model on this machine has, often more than its tokenizer; 0 if it is not here."""
+    folder = find_checkpoint(name_or_path)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
+        found = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", 0))
+    except (OSError, ValueError, AttributeError):  # the server has loaded it; here it is only needed for a bound
+        return 0
+    return found if isinstance(found, int) else 0
 
 
 def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, like: Path | None) -> None:

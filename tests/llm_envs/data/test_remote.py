@@ -264,7 +264,7 @@ def test_a_new_run_does_not_take_what_an_earlier_one_left(tmp_path: Path, spool:
     with start(LEFT, address, spool):
         pass
     shutil.rmtree(tmp_path / "remote")
-    with pytest.raises(StoreError, match=r"never uploaded: resume that run \(resume=True, --resume\), or delete"):
+    with pytest.raises(StoreError, match=r"never uploaded: resume that run \(resume=True, --resume\), or move"):
         RemoteWriter(address)
     with RemoteWriter(address, resume=True):
         pass
