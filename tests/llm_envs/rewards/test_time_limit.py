@@ -104,7 +104,7 @@ def test_a_batch_is_one_call() -> None:
     members = [replace(make_trajectory(1.0), group_id="g", member=member) for member in (0, 1)]
     judge = {"judge": limited(Judge(), SHORT_S, "the judge")}
     assert score_trajectories(members[:1], judge)[0].components == {"judge": 1.0}
-    with pytest.raises(TimeLimitError, match="the judge.*2 episodes, the first episode 0 of group 'g'"):
+    with pytest.raises(TimeLimitError, match=r"the judge.*2 episodes, the first episode 0 of group 'g'"):
         score_trajectories(members, judge)
 
 
@@ -157,7 +157,9 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("where", "said"), [("beside", "TimeLimitError: the reward was not done"), ("here", "stubborn")])
+@pytest.mark.parametrize(
+    ("where", "said"), [("beside", "TimeLimitError: the reward was not done"), ("here", "stubborn")]
+)
 def test_the_exit_waits_for_no_call(where: str, said: str) -> None:
     """In another thread it is left behind. In the main thread, one that cannot be interrupted ends with its process."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), where]

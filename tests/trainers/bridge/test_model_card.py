@@ -45,7 +45,7 @@ def test_held_out_results_come_before_those_of_training() -> None:
 
 @pytest.mark.smoke
 def test_nothing_that_describes_a_run_ends_it(config: Any, tiny_folder: str, tmp_path: Path, caplog: Any) -> None:
-    """Card, table of completions, record, tracker: each cannot be written. Of the first generation nothing is scored."""
+    """Card, table of completions, record, tracker: each cannot be written. The first generation has no score."""
     n_scored = []
 
     def late(trajectory: Trajectory) -> float | None:

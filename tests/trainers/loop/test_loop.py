@@ -527,7 +527,7 @@ def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     model = Bigram()
     model.table.data[3, 4] = torch.inf
-    with pytest.raises(ModelError, match="after step 0, 1 of 1 trained tensors of the model.*table"):
+    with pytest.raises(ModelError, match=r"after step 0, 1 of 1 trained tensors of the model.*table"):
         save_training_state(tmp_path / "saved", sgd_state(model))
     assert list(tmp_path.iterdir()) == []
 
@@ -574,6 +574,23 @@ def collect(policy):
     yield make
     for collector in made:
         collector.close()
+
+
+def test_a_filter_that_never_ends_ends_the_run_and_a_logger_that_fails_does_not(policy, collect, caplog):
+    def never_ends(group):
+        time.sleep(600.0)
+
+    def down(step, metrics):
+        raise ConnectionError("the tracker is down")
+
+    state, settings = create_training_state(copy.deepcopy(policy.model)), LoopSettings(max_function_s=0.2)
+    play = {"n_iterations": 1, "n_groups": 1, "group_size": 2, "weight_sync_fn": lambda *_: None}
+    collector = collect(group_filter=never_ends)
+    with pytest.raises(TimeLimitError, match=r"the group_filter.*max_function_s=0\.2 s for group"):
+        train(state, collector, settings=settings, **play)
+    assert collector.group_filter is never_ends
+    assert train(state, collect(), logger=down, **play).iteration == 1
+    assert "the logger failed, and the run continues without it: ConnectionError" in caplog.text
 
 
 def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
