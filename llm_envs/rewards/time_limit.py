@@ -114,7 +114,7 @@ def _run_here(call: Callable[[], Any], limit_s: float, late: Callable[[], TimeLi
         raise late() from None
     finally:
         is_running = False
-        # An alarm that the program itself has set goes on.
+        # Continue an alarm that the program itself has set.
         signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - start), 1e-3) if left_s else 0.0, every_s)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
     if has_rung:  # the function has caught it

@@ -16,7 +16,7 @@ def describing(what: str) -> Iterator[None]:
     """Turn an error inside the block into a warning.
 
     Args:
-        what: What the block writes, for the warning.
+        what: Name of what the block writes, for the warning.
     """
     try:
         yield

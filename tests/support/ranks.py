@@ -414,8 +414,9 @@ class Parts:
         parameter = next(p for p in trainer.model.parameters() if p.requires_grad)
         is_bad = lambda: RANK == 1 and trainer.state.global_step == 0  # noqa: E731
         parameter.register_hook(lambda gradient: gradient * float("nan") if is_bad() else gradient)
-        weights = lambda: weights_of(trainer.model) | weights_of(trainer.critic)  # noqa: E731
-        trainer.add_callback(AfterEachStep(lambda: after.append(weights())))
+        trainer.add_callback(
+            AfterEachStep(lambda: after.append(weights_of(trainer.model) | weights_of(trainer.critic)))
+        )
         self.follow(trainer).train()
         trainer.close()
         first = [torch.equal(value, start[name]) for name, value in after[0].items() if name in start]

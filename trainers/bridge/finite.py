@@ -109,14 +109,14 @@ class ChecksNumbers:
             self._n_skipped = 0
         else:
             model.zero_grad(set_to_none=True)
-            # In float16, the first steps overflow until a scale is found: that is no error.
+            # In float16, the first steps overflow until a scale is found.
             scaler = self.accelerator.scaler
             if scaler is None or scaler.get_scale() <= 1.0:
                 self._n_skipped = count_skipped(self._n_skipped, self.state.global_step + 1, bad[0])
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does. If all steps since the last entry were skipped, the loss is NaN: transformers says 0."""
+        """Log as TRL does. If all steps since the last entry were skipped, the loss is NaN; transformers has 0."""
         if "loss" in logs and all(self._metrics["train"].get("skipped", [0.0])):
             logs["loss"] = math.nan
         super().log(logs, start_time)  # type: ignore[misc]

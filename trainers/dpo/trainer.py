@@ -147,8 +147,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         self._codec = ChatCodec(tokenizer, thinking=args.thinking)
-        limit_s = function_limit(args)
-        self._selector = make_selector(args) if selector is None else limited(selector, limit_s, "the selector")
+        self._selector = limited(selector, function_limit(args), "the selector") if selector else make_selector(args)
         self._has_own_selector = selector is not None
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
@@ -182,7 +181,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         for name, count in self.overlong_pairs.items():
             self._metrics["train"][f"pairs/{name}"].append(float(count))
         if self._is_online:
-            self._start_online(group_filter and limited(group_filter, limit_s, "the group_filter"))
+            self._start_online(group_filter)
 
     def _load_pairs(self, source: Any, eval_source: Any, args: EnvDPOConfig) -> dict[str, Dataset]:
         """Offline, load all pairs; return TRL's arguments for them."""
@@ -296,7 +295,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": [choice.env_id for choice in self.items["train"].source.choices], "seed": args.seed},
-            group_filter=group_filter,
+            group_filter=group_filter and limited(group_filter, function_limit(args), "the group_filter"),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,

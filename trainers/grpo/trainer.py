@@ -168,9 +168,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        limit_s, rewards = function_limit(args), rewards or RewardSettings()
-        components = rewards.components or args.reward_components
-        self._pays_for = replace(rewards, components=components).limited(limit_s)
+        rewards = (rewards or RewardSettings()).limited(function_limit(args))
+        self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
@@ -181,9 +180,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             has_critic = self._kind == "ppo"
             self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
-        self._context_fn = context_fn
-        self._trajectory_filter = trajectory_filter and limited(trajectory_filter, limit_s, "the trajectory_filter")
-        group_filter = group_filter and limited(group_filter, limit_s, "the group_filter")
+        self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         if may_fork:
             check_forks(args.loss_type)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
@@ -204,7 +201,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
-            group_filter=group_filter if self.algorithms is None else self.algorithms.group_filter(group_filter),
+            group_filter=self._whole_group_filter(group_filter),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,
@@ -289,12 +286,13 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
         """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
+        keeps, limit_s = self._trajectory_filter, function_limit(self.args)
         with raise_on_all_ranks():  # the filter is user code
             rows = rollout_output(
                 generation.episodes.trajectories,
                 pad_id=int(self._tokenizer.pad_token_id),
                 mask_truncated=self._mask_truncated,
-                trajectory_filter=self._trajectory_filter,
+                trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,
                 columns=generation.episodes.columns,
             )
@@ -477,6 +475,11 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._reference.end_step(self, kl)
 
     # Once, before training.
+
+    def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
+        """Return the user's filter with its limit of time, and the algorithm's."""
+        given = given and limited(given, function_limit(self.args), "the group_filter")
+        return given if self.algorithms is None else self.algorithms.group_filter(given)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.

@@ -178,7 +178,7 @@ def training_step(
     state.optimizer.zero_grad(set_to_none=True)
     if not sums.get("skipped"):
         return replace(state, step=state.step + 1, n_skipped=0), sums
-    if math.isfinite(norm := sums.get("grad_norm", 0.0)):  # a step function may skip for a reason of its own
+    if math.isfinite(norm := sums.get("grad_norm", 0.0)):  # a step function may skip for other reasons
         return state, sums
     return replace(state, n_skipped=count_skipped(state.n_skipped, state.step + 1, norm)), sums
 

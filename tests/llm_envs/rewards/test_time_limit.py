@@ -157,7 +157,9 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("where", "said"), [("beside", "TimeLimitError: the reward was"), ("here", "stubborn")])
+@pytest.mark.parametrize(
+    ("where", "said"), [("beside", "TimeLimitError: the reward was not done"), ("here", "stubborn")]
+)
 def test_the_exit_waits_for_no_call(where: str, said: str) -> None:
     """In another thread it is left behind. In the main thread, one that cannot be interrupted ends with its process."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), where]

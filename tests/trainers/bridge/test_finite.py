@@ -1,4 +1,4 @@
-"""Gradients and weights that are not finite, in each trainer of TRL: steps are skipped, and no weights are saved."""
+"""Gradients and weights that are not finite, in each trainer of TRL: steps are skipped, weights are not saved."""
 
 from __future__ import annotations
 

@@ -272,7 +272,10 @@ def never_ends(*given):
 @pytest.mark.parametrize(
     ("hooks", "what"),
     [
-        ({"rewards": RewardSettings(reward_fns={"mine": never_ends})}, "reward function 'mine'.*episode 0 of group"),
+        (
+            {"rewards": RewardSettings(reward_fns={"mine": never_ends})},
+            "reward function 'mine'.*episode 0 of group 'train",
+        ),
         ({"rewards": RewardSettings(shaping_fns={"mine": never_ends})}, "shaping function 'mine'.*episode 0 of group"),
         ({"rewards": RewardSettings(aggregate=never_ends)}, "aggregate"),
         ({"trajectory_filter": never_ends}, "trajectory_filter.*episode 0 of group 'train"),

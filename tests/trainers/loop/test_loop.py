@@ -576,6 +576,23 @@ def collect(policy):
         collector.close()
 
 
+def test_a_filter_that_never_ends_ends_the_run_and_a_logger_that_fails_does_not(policy, collect, caplog):
+    def never_ends(group):
+        time.sleep(600.0)
+
+    def down(step, metrics):
+        raise ConnectionError("the tracker is down")
+
+    state, settings = create_training_state(copy.deepcopy(policy.model)), LoopSettings(max_function_s=0.2)
+    play = {"n_iterations": 1, "n_groups": 1, "group_size": 2, "weight_sync_fn": lambda *_: None}
+    collector = collect(group_filter=never_ends)
+    with pytest.raises(TimeLimitError, match=r"the group_filter.*max_function_s=0\.2 s for group"):
+        train(state, collector, settings=settings, **play)
+    assert collector.group_filter is never_ends
+    assert train(state, collect(), logger=down, **play).iteration == 1
+    assert "the logger failed, and the run continues without it: ConnectionError" in caplog.text
+
+
 def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
     """The same episodes give the parameters of EnvGRPOTrainer (and so TRL's) to 1e-6, after three steps of SGD."""
     from llm_envs.trainers import EnvGRPOTrainer
