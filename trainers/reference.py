@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.engines import sharding_of
 from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.kl import KLFn, k3
@@ -44,6 +46,8 @@ __all__ = [
     "adapter_weights",
     "drop_reference_adapter",
 ]
+
+logger = logging.getLogger(__name__)
 
 REFERENCE_FOLDER = "reference"
 """Folder in a checkpoint with the weights of a reference that is updated."""
@@ -123,6 +127,10 @@ class Reference:
     def is_ours(self) -> bool:
         """Whether we create or update the reference; otherwise TRL does."""
         return self.ref_model_fn is not None or self.update_fn is not None
+
+    def moves(self, args: Any) -> bool:
+        """Return whether training changes the reference: by `update_fn`, or by TRL's `sync_ref_model`."""
+        return self.update_fn is not None or bool(args.sync_ref_model)
 
     @property
     def _names(self) -> str:
@@ -222,8 +230,14 @@ class Reference:
         trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
 
     def save(self, trainer: GRPOTrainer | DPOTrainer, folder: Path) -> dict[str, Any] | None:
-        """Write the weights of an updated reference to a checkpoint; return the rest of its state, as JSON types."""
-        if self.update_fn is None:
+        """Write the weights of a reference that moves to a checkpoint; return the rest of its state, as JSON types."""
+        if not self.moves(trainer.args):
+            return None
+        if (sharding := sharding_of(trainer)) is not None:
+            logger.warning(
+                f"{folder} cannot be resumed from: sync_ref_model=True moves the reference, which {sharding} shards, "
+                "and only whole weights are saved. Take DDP or ZeRO-2 to resume."
+            )
             return None
         target = folder / REFERENCE_FOLDER
         target.mkdir(parents=True, exist_ok=True)
@@ -239,13 +253,15 @@ class Reference:
         Raises:
             InvalidConfigError: If only one of checkpoint and trainer updates its reference, or the weights differ.
         """
-        if (state is None) != (self.update_fn is None):
-            has, lacks = ("checkpoint", "trainer") if self.update_fn is None else ("trainer", "checkpoint")
+        moves = self.moves(trainer.args)
+        if (state is not None) != moves:
+            has, lacks = ("trainer", "checkpoint") if moves else ("checkpoint", "trainer")
             raise InvalidConfigError(
                 f"{folder}: the {has} has a reference that moves, the {lacks} has none: resume with the "
-                "reference_update_fn of the run, or begin a new run with the checkpoint's weights as its model."
+                "reference_update_fn or sync_ref_model of the run, or begin a new run with the checkpoint's weights as "
+                "its model."
             )
-        if self.update_fn is None or state is None:
+        if state is None:
             return
         _, reference = self._modules(trainer)
         saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), _tensors(reference)
