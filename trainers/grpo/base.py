@@ -98,11 +98,16 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         args, n = self.args, self.args.async_generations
         if not n or self._mode != "train":
             return []
-        uses = self._uses["uses"]
-        rows = upcoming_rows(self._sampler.order, inputs, n=n, stride=int(args.generation_batch_size or 1) * uses)
-        numbered = enumerate(rows, start=1)
-        coming = [(self.state.global_step + k * uses // args.gradient_accumulation_steps, some) for k, some in numbered]
-        return [(step, some) for step, some in coming if step < self.state.max_steps]
+        uses, step = self._uses["uses"], self.state.global_step
+        coming = upcoming_rows(
+            self._sampler.order,
+            inputs,
+            n=n,
+            stride=int(args.generation_batch_size or 1) * uses,
+            uses=uses,
+            n_accumulated=int(args.gradient_accumulation_steps),
+        )
+        return [(step + after, rows) for after, rows in coming if step + after < self.state.max_steps]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. Episodes that are still running at the end, or after an error, are dropped."""
