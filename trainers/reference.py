@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+from trl.trainer.utils import add_fused_lm_head
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
@@ -244,8 +244,8 @@ class Reference:
         _, reference = self._modules(trainer)
         weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
         save_file(weights, target / _FILE)
-        state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
-        return {"updates": self.n_updates, "update_fn": state}
+        state_dict = getattr(self.update_fn, "state_dict", None)
+        return {"updates": self.n_updates, "update_fn": None if state_dict is None else state_dict()}
 
     def load(self, trainer: GRPOTrainer | DPOTrainer, folder: Path, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `save` wrote.
@@ -274,8 +274,9 @@ class Reference:
             for name, value in targets.items():
                 value.copy_(saved[name])
         self.n_updates = int(state["updates"])
-        if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
-            self.update_fn.load_state_dict(state["update_fn"])
+        load_state_dict = getattr(self.update_fn, "load_state_dict", None)
+        if state["update_fn"] is not None and load_state_dict is not None:
+            load_state_dict(state["update_fn"])
 
     def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
         return trainer.ref_model is None
@@ -362,8 +363,6 @@ def _prepared(trainer: GRPOTrainer | DPOTrainer, reference: Any) -> Any:
     freeze(reference)
     args: Any = trainer.args
     accelerator = trainer.accelerator
-    if args.disable_dropout:
-        disable_dropout_in_model(reference)
     add_fused_lm_head(
         reference.get_base_model() if is_peft_model(reference) else reference,
         temperature=getattr(trainer, "temperature", 1.0),

@@ -12,6 +12,7 @@ import torch
 
 from llm_envs.errors import ModelError
 from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.dropout import describe_dropout
 from llm_envs.trainers.functional.masking import trim_padding
 
 __all__ = ["MAX_FAILED_GENERATIONS", "check_gap", "sampling_gap"]
@@ -20,21 +21,27 @@ MAX_FAILED_GENERATIONS = 3
 """Tolerate a failed generation; stop after three in a row."""
 
 
-def check_gap(mean_gap: float, tolerance: float | None) -> None:
+def check_gap(mean_gap: float, tolerance: float | None, model: torch.nn.Module) -> None:
     """Stop training if the sampling distribution differs from the trained one.
 
     Args:
         mean_gap: Mean absolute difference of the log-probabilities, in nats per token.
         tolerance: Greatest allowed gap; None: no limit.
+        model: The trained model, for the error: dropout is a frequent cause.
 
     Raises:
         ModelError: If the gap is above the tolerance, or NaN.
     """
     if tolerance is not None and not mean_gap <= tolerance:
+        dropout = describe_dropout(model)
+        cause = (
+            f"The trained model has dropout ({dropout}), which sampling has not: set disable_dropout=True."
+            if dropout
+            else "Check that policy and trainer have the same weights, dtype, temperature and chat template."
+        )
         raise ModelError(
             f"the log-probabilities at sampling differ from the trainer's own by {mean_gap:.3g} nats a token on the "
-            f"first batch (allowed: logps_tolerance={tolerance}). Check that policy and trainer have the same weights, "
-            "dtype, temperature and chat template, and that dropout is off."
+            f"first batch (allowed: logps_tolerance={tolerance}). {cause}"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -20,16 +20,18 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
-from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
+from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
@@ -162,18 +164,40 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         """
         if self._guarded:
             return
-        args = self.args
-        # With `async_generations`, a resumed run begins with episodes of older weights.
-        statistics = off_policy_statistics(self.last_trajectories, self.state.global_step)
-        is_stale = bool(statistics.get("off_policy_share"))
-        own = (0.0, 0) if is_stale else sampling_gap(score, output, args.per_device_train_batch_size)
+        args, n_rows = self.args, len(output["prompt_ids"])
+        if any(gather_object([self._is_stale(self.last_trajectories)])):
+            # A resumed run begins with episodes of older weights. Compare those that it has begun to play since.
+            trajectories = self._player.newest()
+            if any(gather_object([self._is_stale(trajectories)])):
+                return
+            output = self._padded_rows(trajectories, n_rows)
+        own = sampling_gap(score, output, args.per_device_train_batch_size)
         gaps = [total / n for total, n in gather_object([own]) if n]
         if not gaps:  # no process had a token to compare: try the next batch
             return
         mean_gap = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)  # all processes stop, or none
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
-        check_gap(mean_gap, args.logps_tolerance)
+        check_gap(mean_gap, args.logps_tolerance, self.accelerator.unwrap_model(self.model))
         self._guarded = True
+
+    def _is_stale(self, trajectories: Sequence[Trajectory]) -> bool:
+        return bool(off_policy_statistics(trajectories, self.state.global_step).get("off_policy_share"))
+
+    def _padded_rows(self, trajectories: Sequence[Trajectory], n_rows: int) -> dict[str, torch.Tensor]:
+        """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
+        pad_id = int(self._tokenizer.pad_token_id)
+        rows = rollout_output(trajectories, pad_id=pad_id, n_rows=n_rows)
+        rows = self._unfiltered({name: values[:n_rows] for name, values in rows.items()})
+        padded: dict[str, torch.Tensor] = send_to_device(pad_rows(rows, pad_id=pad_id), self.accelerator.device)
+        return padded
+
+    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return rows with log-probabilities without the sampling filters, which the sampler's have."""
+        sampling = self.collector.sampling
+        if sampling.keep_mask or not has_filters(sampling):
+            return rows
+        with self._whole_activations():
+            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
 
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
