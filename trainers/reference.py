@@ -27,6 +27,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.dropout import disable_dropout
 from llm_envs.trainers.bridge.engines import sharding_of
 from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -181,13 +182,18 @@ class Reference:
                 raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
 
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
-        """Create the reference, after TRL has set up the trainer.
+        """Create the reference, after TRL has set up the trainer; then switch dropout off (`bridge.dropout`).
 
         Raises:
             InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup.
         """
-        if not self.is_ours:
-            return
+        if self.is_ours:
+            self._create(trainer)
+        args: Any = trainer.args
+        if args.disable_dropout:  # only now: an adapter that is the reference has dropout too
+            disable_dropout(trainer.accelerator.unwrap_model(trainer.model))
+
+    def _create(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
             raise InvalidConfigError(
                 "reference_update_fn needs whole weights on each process, which FSDP and DeepSpeed split: leave it "

@@ -20,7 +20,6 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
@@ -31,7 +30,6 @@ from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
-from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
+
+UnfilterFn = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
 
 
 class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
@@ -156,8 +156,18 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         """The generation under way in the current mode."""
         return self.generations[self._mode]
 
-    def _guard(self, output: Mapping[str, Any], score: Callable[[Mapping[str, Any]], torch.Tensor]) -> None:
+    def _guard(
+        self,
+        output: Mapping[str, Any],
+        score: Callable[[Mapping[str, Any]], torch.Tensor],
+        unfilter: UnfilterFn,
+    ) -> None:
         """On the first batch, raise if the log-probabilities from sampling differ from those of the trained model.
+
+        Args:
+            output: The batch.
+            score: Returns the trained model's log-probabilities of a batch.
+            unfilter: Removes the sampling filters from the log-probabilities of `rollout_output`.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
@@ -170,7 +180,7 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
             trajectories = self._player.newest()
             if any(gather_object([self._is_stale(trajectories)])):
                 return
-            output = self._padded_rows(trajectories, n_rows)
+            output = self._padded_rows(trajectories, n_rows, unfilter)
         own = sampling_gap(score, output, args.per_device_train_batch_size)
         gaps = [total / n for total, n in gather_object([own]) if n]
         if not gaps:  # no process had a token to compare: try the next batch
@@ -183,21 +193,15 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
     def _is_stale(self, trajectories: Sequence[Trajectory]) -> bool:
         return bool(off_policy_statistics(trajectories, self.state.global_step).get("off_policy_share"))
 
-    def _padded_rows(self, trajectories: Sequence[Trajectory], n_rows: int) -> dict[str, torch.Tensor]:
+    def _padded_rows(
+        self, trajectories: Sequence[Trajectory], n_rows: int, unfilter: UnfilterFn
+    ) -> dict[str, torch.Tensor]:
         """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
         pad_id = int(self._tokenizer.pad_token_id)
         rows = rollout_output(trajectories, pad_id=pad_id, n_rows=n_rows)
-        rows = self._unfiltered({name: values[:n_rows] for name, values in rows.items()})
+        rows = unfilter({name: values[:n_rows] for name, values in rows.items()})
         padded: dict[str, torch.Tensor] = send_to_device(pad_rows(rows, pad_id=pad_id), self.accelerator.device)
         return padded
-
-    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Return rows with log-probabilities without the sampling filters, which the sampler's have."""
-        sampling = self.collector.sampling
-        if sampling.keep_mask or not has_filters(sampling):
-            return rows
-        with self._whole_activations():
-            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
 
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""

@@ -39,6 +39,7 @@ from datasets import Dataset
 
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
+from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -62,8 +63,8 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
-from llm_envs.trainers.bridge.dropout import disable_dropout
 from llm_envs.trainers.bridge.engines import own_policy
+from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
@@ -186,8 +187,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
-        if args.disable_dropout:  # after the reference, whose adapter has dropout too
-            disable_dropout(self.accelerator.unwrap_model(self.model))
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
@@ -237,7 +236,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self._keeps_groups:  # TRL shuffles rows next; this keeps track of them
             output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
-        self._guard(output, self._score_without_gradient)
+        self._guard(output, self._score_without_gradient, self._unfiltered)
         self._log_episodes(output)
         return output
 
@@ -294,6 +293,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
         is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
         is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
         return self._unfiltered(rows) if is_read else rows
+
+    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
+        sampling = self.collector.sampling
+        if sampling.keep_mask or not has_filters(sampling):
+            return rows
+        with self._whole_activations():
+            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
 
     @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
