@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,12 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+from trl.trainer.utils import add_fused_lm_head
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.dropout import disable_dropout
+from llm_envs.trainers.bridge.engines import sharding_of
 from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.kl import KLFn, k3
@@ -44,6 +47,8 @@ __all__ = [
     "adapter_weights",
     "drop_reference_adapter",
 ]
+
+logger = logging.getLogger(__name__)
 
 REFERENCE_FOLDER = "reference"
 """Folder in a checkpoint with the weights of a reference that is updated."""
@@ -124,6 +129,10 @@ class Reference:
         """Whether we create or update the reference; otherwise TRL does."""
         return self.ref_model_fn is not None or self.update_fn is not None
 
+    def moves(self, args: Any) -> bool:
+        """Return whether training changes the reference: by `update_fn`, or by TRL's `sync_ref_model`."""
+        return self.update_fn is not None or bool(args.sync_ref_model)
+
     @property
     def _names(self) -> str:
         given = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
@@ -173,13 +182,18 @@ class Reference:
                 raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
 
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
-        """Create the reference, after TRL has set up the trainer.
+        """Create the reference, after TRL has set up the trainer; then switch dropout off (`bridge.dropout`).
 
         Raises:
             InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup.
         """
-        if not self.is_ours:
-            return
+        if self.is_ours:
+            self._create(trainer)
+        args: Any = trainer.args
+        if args.disable_dropout:  # only now: an adapter that is the reference has dropout too
+            disable_dropout(trainer.accelerator.unwrap_model(trainer.model))
+
+    def _create(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
             raise InvalidConfigError(
                 "reference_update_fn needs whole weights on each process, which FSDP and DeepSpeed split: leave it "
@@ -222,16 +236,22 @@ class Reference:
         trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
 
     def save(self, trainer: GRPOTrainer | DPOTrainer, folder: Path) -> dict[str, Any] | None:
-        """Write the weights of an updated reference to a checkpoint; return the rest of its state, as JSON types."""
-        if self.update_fn is None:
+        """Write the weights of a reference that moves to a checkpoint; return the rest of its state, as JSON types."""
+        if not self.moves(trainer.args):
+            return None
+        if (sharding := sharding_of(trainer)) is not None:
+            logger.warning(
+                f"{folder} cannot be resumed from: sync_ref_model=True moves the reference, which {sharding} shards, "
+                "and only whole weights are saved. Take DDP or ZeRO-2 to resume."
+            )
             return None
         target = folder / REFERENCE_FOLDER
         target.mkdir(parents=True, exist_ok=True)
         _, reference = self._modules(trainer)
         weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
         save_file(weights, target / _FILE)
-        state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
-        return {"updates": self.n_updates, "update_fn": state}
+        state_dict = getattr(self.update_fn, "state_dict", None)
+        return {"updates": self.n_updates, "update_fn": None if state_dict is None else state_dict()}
 
     def load(self, trainer: GRPOTrainer | DPOTrainer, folder: Path, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `save` wrote.
@@ -239,13 +259,15 @@ class Reference:
         Raises:
             InvalidConfigError: If only one of checkpoint and trainer updates its reference, or the weights differ.
         """
-        if (state is None) != (self.update_fn is None):
-            has, lacks = ("checkpoint", "trainer") if self.update_fn is None else ("trainer", "checkpoint")
+        moves = self.moves(trainer.args)
+        if (state is not None) != moves:
+            has, lacks = ("trainer", "checkpoint") if moves else ("checkpoint", "trainer")
             raise InvalidConfigError(
                 f"{folder}: the {has} has a reference that moves, the {lacks} has none: resume with the "
-                "reference_update_fn of the run, or begin a new run with the checkpoint's weights as its model."
+                "reference_update_fn or sync_ref_model of the run, or begin a new run with the checkpoint's weights as "
+                "its model."
             )
-        if self.update_fn is None or state is None:
+        if state is None:
             return
         _, reference = self._modules(trainer)
         saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), _tensors(reference)
@@ -258,8 +280,9 @@ class Reference:
             for name, value in targets.items():
                 value.copy_(saved[name])
         self.n_updates = int(state["updates"])
-        if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
-            self.update_fn.load_state_dict(state["update_fn"])
+        load_state_dict = getattr(self.update_fn, "load_state_dict", None)
+        if state["update_fn"] is not None and load_state_dict is not None:
+            load_state_dict(state["update_fn"])
 
     def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
         return trainer.ref_model is None
@@ -346,8 +369,6 @@ def _prepared(trainer: GRPOTrainer | DPOTrainer, reference: Any) -> Any:
     freeze(reference)
     args: Any = trainer.args
     accelerator = trainer.accelerator
-    if args.disable_dropout:
-        disable_dropout_in_model(reference)
     add_fused_lm_head(
         reference.get_base_model() if is_peft_model(reference) else reference,
         temperature=getattr(trainer, "temperature", 1.0),

@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -24,7 +25,7 @@ from llm_envs.trainers.functional.references import (
     create_periodic_update,
     frozen_copy,
 )
-from llm_envs.trainers.reference import adapter_weights
+from llm_envs.trainers.reference import Reference, adapter_weights
 
 pytestmark = pytest.mark.trainings
 
@@ -197,7 +198,7 @@ def test_a_trained_adapter_is_its_own_reference(make, tiny_folder):
     assert logged(trainer, "reference/updates") == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dpo", "lora"])
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "lora", "lora-dpo"])
 def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     class EmaThenCopy(KLTriggeredUpdate):
         """State of both kinds: weights that lag behind, and a sum that triggers a copy."""
@@ -207,19 +208,19 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
             return super().__call__(reference, policy, step=step, kl=kl)
 
     settings = {"max_steps": 3, "learning_rate": 1.0} | EVERY
-    further = {"peft_config": lora()} if kind == "lora" else {}
+    further = {"peft_config": lora()} if kind.startswith("lora") else {}
 
     def run(folder, resume=None):
         update = EmaThenCopy(1e6)
         trainer = make(
             settings | {"output_dir": str(tmp_path / folder)},
-            kind="grpo" if kind == "lora" else kind,
+            kind="dpo" if kind.endswith("dpo") else "grpo",
             reference_update_fn=update,
             **further,
         )
         trainer.train(resume_from_checkpoint=resume)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        reference = adapter_weights(model, "ref") if kind == "lora" else trainer.ref_model
+        reference = adapter_weights(model, "ref") if further else trainer.ref_model
         return trainer, copied(reference), update.accumulated_kl
 
     whole, reference, whole_kl = run("whole")
@@ -230,11 +231,54 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     assert logged(resumed, "reference/updates") == [1.0, 2.0, 3.0]
     if kind != "grpo":
         return
-    without = make(
-        settings | {"output_dir": str(tmp_path / "without")}, kind="grpo" if kind == "lora" else kind, **further
-    )
+    without = make(settings | {"output_dir": str(tmp_path / "without")})
     with pytest.raises(InvalidConfigError, match=r"the checkpoint has a reference that moves, the trainer has none"):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+SYNC = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("grpo", marks=pytest.mark.smoke), "ppo", "dpo", "kl in reward"])
+def test_a_resumed_run_has_the_reference_that_trl_moved(make, tmp_path, kind):
+    """TRL moves it after step 2, so the checkpoint of step 3 has neither the initial weights nor the policy's."""
+    settings = {"max_steps": 4, "learning_rate": 1.0} | EVERY | SYNC
+    further = {}
+    if kind == "kl in reward":
+        settings["beta"], further["algorithm"] = 0.0, replace(GRPO, kl_coef=0.1, kl_in="reward")
+
+    def run(folder, resume=None):
+        kind_of = kind if kind in ("ppo", "dpo") else "grpo"
+        trainer = make(settings | {"output_dir": str(tmp_path / folder)}, kind=kind_of, **further)
+        initial = copied(trainer.ref_model)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, initial, copied(trainer.ref_model)
+
+    whole, initial, reference = run("whole")
+    resumed, again, moved = run("resumed", str(tmp_path / "whole" / "checkpoint-3"))
+    assert_same(initial, again, atol=0.0)
+    assert distance(initial, reference) > 1e-3
+    assert_same(reference, moved)
+    assert_same(copied(whole.model), copied(resumed.model))
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [({}, SYNC), (SYNC, {})])
+def test_a_checkpoint_without_the_reference_that_trl_moves_is_refused(make, tmp_path, saved, resumed):
+    make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY | saved).train()
+    trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")} | resumed)
+    with pytest.raises(InvalidConfigError, match=r"a reference that moves.* sync_ref_model"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
+
+
+def test_a_reference_in_pieces_is_not_saved_and_the_log_says_so(caplog, tmp_path):
+    state = SimpleNamespace(deepspeed_plugin=None)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(sync_ref_model=True),
+        is_fsdp_enabled=True,
+        accelerator=SimpleNamespace(state=state),
+    )
+    assert Reference(None, None).save(trainer, tmp_path) is None
+    assert "cannot be resumed from: sync_ref_model=True" in caplog.text and "FSDP" in caplog.text
 
 
 def test_a_copy_made_by_a_function_is_trls_reference(make, tiny_folder):

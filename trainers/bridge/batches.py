@@ -48,6 +48,7 @@ __all__ = [
     "fork_owners",
     "make_batch",
     "own_turns",
+    "pad_rows",
     "reward_from_field",
     "reweighed",
     "rollout_output",
@@ -159,6 +160,20 @@ def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, lis
     }
 
 
+def pad_rows(rows: Mapping[str, Sequence[Any]], *, pad_id: int) -> dict[str, torch.Tensor]:
+    """Return rows of `rollout_output` as TRL pads them: prompts on the left, the rest on the right, on the CPU."""
+    prompt_ids, prompt_mask = _padded(rows["prompt_ids"], pad_id, left=True)
+    completion_ids, completion_mask = _padded(rows["completion_ids"], pad_id)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "tool_mask": _padded(rows["env_mask"], 0)[0],
+        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, dtype=torch.float32)[0],
+    }
+
+
 def batch_from_trl(inputs: Mapping[str, Any]) -> Batch:
     """Return the batch of TRL's GRPO inputs: a generation, or a micro-batch of it.
 
@@ -208,8 +223,6 @@ def make_batch(
     lists = rollout_output(
         trajectories, pad_id=pad_id, mask_truncated=mask_truncated, trajectory_filter=trajectory_filter
     )
-    prompt_ids, prompt_mask = _padded(lists["prompt_ids"], pad_id, left=True)
-    completion_ids, completion_mask = _padded(lists["completion_ids"], pad_id)
     places, numbers = row_places(trajectories), group_numbers(trajectories)
     sampling = sampling or SamplingParams()
     kept: tuple[KeptTokens | None, ...] | None = None
@@ -217,13 +230,8 @@ def make_batch(
         check_kept(trajectories)
         kept = tuple(trajectories[i].rows[row].kept if trajectories[i].rows else None for i, row in places)
         sampling = SamplingParams(temperature=sampling.temperature)  # the mask replaces the filters
-    batch = Batch(
-        _padded(lists["env_mask"], 0)[0].bool(),
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=completion_ids,
-        completion_mask=completion_mask,
-        sampled_logps_BT=_padded(lists["logprobs"], 0.0, dtype=torch.float32)[0],
+    batch = replace(
+        batch_from_trl(pad_rows(lists, pad_id=pad_id)),
         owners_B=torch.tensor([index for index, _ in places]),
         group_ids_B=torch.tensor([numbers[index] for index, _ in places]),
         # The further row of a fork has no reward, so that its episode counts once.

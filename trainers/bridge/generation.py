@@ -316,6 +316,15 @@ class GenerationPlayer:
             kept, dropped = (to_groups(read_log(path)) for path in paths)
             self._stored.append((kept, dropped))
 
+    def newest(self) -> list[Trajectory]:
+        """Wait for the generation that this run began last, and return its kept episodes; [] if none is under way.
+
+        An error on one process is raised on all.
+        """
+        with raise_on_all_ranks():
+            begun = [begun for begun in self._begun if not begun.is_stored]
+            return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
+
     @property
     def n_begun(self) -> int:
         """Number of training generations that have begun early."""

@@ -19,6 +19,7 @@ import torch
 
 from llm_envs.errors import ModelError
 from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.dropout import describe_dropout
 from llm_envs.trainers.functional.masking import trim_padding
 
 __all__ = [
@@ -76,13 +77,16 @@ def noise_limit(differences: npt.NDArray[np.floating[Any]], rounding: Rounding) 
     return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
 
 
-def check_gaps(gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding) -> None:
+def check_gaps(
+    gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding, model: torch.nn.Module
+) -> None:
     """Stop training if the sampling distribution differs from the trained one; warn if it differs at single tokens.
 
     Args:
         gaps: The absolute gap of each of N tokens, of all processes, in nats: (N,), N > 0.
         tolerance: Greatest allowed mean gap, in nats per token; None: no limit.
         rounding: The bounds of the gap that rounding explains.
+        model: The trained model, for the error: dropout is a frequent cause.
 
     Raises:
         ModelError: If the mean gap is above the tolerance, or NaN.
@@ -90,10 +94,15 @@ def check_gaps(gaps: npt.NDArray[np.float32], tolerance: float | None, rounding:
     if tolerance is None:
         return
     if not (mean := float(gaps.mean(dtype=np.float64))) <= tolerance:
+        dropout = describe_dropout(model)
+        cause = (
+            f"The trained model has dropout ({dropout}), which sampling has not: set disable_dropout=True."
+            if dropout
+            else "Check that policy and trainer have the same weights, dtype, temperature and chat template."
+        )
         raise ModelError(
             f"the log-probabilities at sampling differ from the trainer's own by {mean:.3g} nats a token on the "
-            f"first batch (allowed: logps_tolerance={tolerance}). Check that policy and trainer have the same weights, "
-            "dtype, temperature and chat template, and that dropout is off."
+            f"first batch (allowed: logps_tolerance={tolerance}). {cause}"
         )
     if (n := int((gaps > (limit := noise_limit(gaps, rounding))).sum())) > 0:
         warnings.warn(

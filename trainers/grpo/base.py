@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -27,7 +27,7 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
-from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
+
+UnfilterFn = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
 
 
 class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer):
@@ -110,11 +112,16 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         args, n = self.args, self.args.async_generations
         if not n or self._mode != "train":
             return []
-        uses = self._uses["uses"]
-        rows = upcoming_rows(self._sampler.order, inputs, n=n, stride=int(args.generation_batch_size or 1) * uses)
-        numbered = enumerate(rows, start=1)
-        coming = [(self.state.global_step + k * uses // args.gradient_accumulation_steps, some) for k, some in numbered]
-        return [(step, some) for step, some in coming if step < self.state.max_steps]
+        uses, step = self._uses["uses"], self.state.global_step
+        coming = upcoming_rows(
+            self._sampler.order,
+            inputs,
+            n=n,
+            stride=int(args.generation_batch_size or 1) * uses,
+            uses=uses,
+            n_accumulated=int(args.gradient_accumulation_steps),
+        )
+        return [(step + after, rows) for after, rows in coming if step + after < self.state.max_steps]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. Episodes that are still running at the end, or after an error, are dropped."""
@@ -156,27 +163,53 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         """The generation under way in the current mode."""
         return self.generations[self._mode]
 
-    def _guard(self, output: Mapping[str, Any], score: Callable[[Mapping[str, Any]], torch.Tensor]) -> None:
+    def _guard(
+        self,
+        output: Mapping[str, Any],
+        score: Callable[[Mapping[str, Any]], torch.Tensor],
+        unfilter: UnfilterFn,
+    ) -> None:
         """On the first batch, raise if the log-probabilities from sampling differ from those of the trained model.
+
+        Args:
+            output: The batch.
+            score: Returns the trained model's log-probabilities of a batch.
+            unfilter: Removes the sampling filters from the log-probabilities of `rollout_output`.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
         """
         if self._guarded:
             return
-        args = self.args
-        # With `async_generations`, a resumed run begins with episodes of older weights.
-        statistics = off_policy_statistics(self.last_trajectories, self.state.global_step)
-        is_stale = bool(statistics.get("off_policy_share"))
-        none = np.zeros(0, np.float32)
-        own = none if is_stale else sampling_gaps(score, output, args.per_device_train_batch_size)
+        args, n_rows = self.args, len(output["prompt_ids"])
+        if any(gather_object([self._is_stale(self.last_trajectories)])):
+            # A resumed run begins with episodes of older weights. Compare those that it has begun to play since.
+            trajectories = self._player.newest()
+            if any(gather_object([self._is_stale(trajectories)])):
+                return
+            output = self._padded_rows(trajectories, n_rows, unfilter)
+        own = sampling_gaps(score, output, args.per_device_train_batch_size)
         gaps = np.concatenate(gather_object([own]))
         if not len(gaps):  # no process had a token to compare: try the next batch
             return
         self._metrics["train"]["sampling/guard_logps_gap"].append(float(gaps.mean(dtype=np.float64)))
         rounding = rounding_of(precision(self.model, args), is_separate_engine=args.use_vllm)
-        check_gaps(gaps, args.logps_tolerance, rounding)  # all processes stop, or none
+        # All processes stop, or none.
+        check_gaps(gaps, args.logps_tolerance, rounding, self.accelerator.unwrap_model(self.model))
         self._guarded = True
+
+    def _is_stale(self, trajectories: Sequence[Trajectory]) -> bool:
+        return bool(off_policy_statistics(trajectories, self.state.global_step).get("off_policy_share"))
+
+    def _padded_rows(
+        self, trajectories: Sequence[Trajectory], n_rows: int, unfilter: UnfilterFn
+    ) -> dict[str, torch.Tensor]:
+        """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
+        pad_id = int(self._tokenizer.pad_token_id)
+        rows = rollout_output(trajectories, pad_id=pad_id, n_rows=n_rows)
+        rows = unfilter({name: values[:n_rows] for name, values in rows.items()})
+        padded: dict[str, torch.Tensor] = send_to_device(pad_rows(rows, pad_id=pad_id), self.accelerator.device)
+        return padded
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does. A table of completions that cannot be written is left out from then on."""

@@ -89,6 +89,13 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             "help": "Groups played for each one wanted, where a group_filter drops some; then its place is empty."
         },
     )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether dropout is off, in adapters too (TRL's default: False). With it the trained policy is not "
+            "the one that sampled, and old, new and reference log-probabilities differ by masks."
+        },
+    )
     logps_tolerance: float | None = field(
         default=0.1,
         metadata={

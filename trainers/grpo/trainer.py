@@ -240,7 +240,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self._keeps_groups:  # TRL shuffles rows next; this keeps track of them
             output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
-        self._guard(output, self._score_without_gradient)
+        self._guard(output, self._score_without_gradient, self._unfiltered)
         self._log_episodes(output)
         return output
 
@@ -296,11 +296,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 n_rows=n_rows,
                 columns=generation.episodes.columns,
             )
-        # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
-        sampling = self.collector.sampling
         is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
         is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
-        if sampling.keep_mask or not has_filters(sampling) or not is_read:
+        return self._unfiltered(rows) if is_read else rows
+
+    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
+        sampling = self.collector.sampling
+        if sampling.keep_mask or not has_filters(sampling):
             return rows
         with self._whole_activations():
             return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}

@@ -97,6 +97,7 @@ def training_iteration(
     iteration_hook: IterationHook | None = None,
     settings: LoopSettings | None = None,
     learned: LearnedLog | None = None,
+    checks_sampling: bool | None = None,
 ) -> tuple[TrainingState, dict[str, float]]:
     """Learn from one generation: compute rewards and advantages, then take the optimizer steps.
 
@@ -112,6 +113,8 @@ def training_iteration(
         iteration_hook: Called at the end.
         settings: The loop's settings.
         learned: Records what `llm-envs audit` recomputes; None: nothing is recorded.
+        checks_sampling: Whether the log-probabilities from sampling are compared (`logps_tolerance`); None: if no step
+            has been taken. `train` compares those of its first generation, after a resume too.
 
     Returns:
         The state after the iteration; and the means of its steps' metrics, `reward/<column>` of each reward column,
@@ -140,7 +143,8 @@ def training_iteration(
     )
     # These need the weights that sampled, so they come before the first optimizer step.
     batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
-    _check_sampling(state, batch, settings)
+    if checks_sampling or (checks_sampling is None and state.step == 0):
+        _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
     if learned is not None:
@@ -244,7 +248,7 @@ def train(
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
-    n_failed = 0
+    n_failed, first = 0, state.iteration
     while state.iteration < n_iterations:
         start = time.perf_counter()
         present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
@@ -257,7 +261,8 @@ def train(
         groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **how)
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
-        state, metrics = learn(state, groups, algorithm=present, settings=now)
+        is_first = state.iteration == first
+        state, metrics = learn(state, groups, algorithm=present, settings=now, checks_sampling=is_first)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
         state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
         state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
@@ -293,12 +298,13 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
 
 
 def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:
-    """Compare sampled with recomputed log-probabilities, once per run: errors already show in the first batch."""
-    if state.step == 0 and settings.logps_tolerance is not None:
+    """Compare sampled with recomputed log-probabilities."""
+    if settings.logps_tolerance is not None:
         size, dtype = settings.micro_batch_size, settings.autocast_dtype
         gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
         if len(gaps):
-            check_gaps(gaps, settings.logps_tolerance, rounding_of(precision(state.model, settings)))
+            rounding = rounding_of(precision(state.model, settings))
+            check_gaps(gaps, settings.logps_tolerance, rounding, state.model)
 
 
 def _steps(

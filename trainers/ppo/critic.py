@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
+from llm_envs.trainers.bridge.dropout import disable_dropout
 from llm_envs.trainers.bridge.teacher import vocabulary_difference
 
 if TYPE_CHECKING:
@@ -257,9 +258,7 @@ def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
     check_positions(trunk)
     _check_vocabulary(trunk, policy, tokenizer)
     config = trunk.config.get_text_config()
-    for module in trunk.modules():
-        if isinstance(module, nn.Dropout):  # a value is a number, not a sample
-            module.p = 0.0
+    disable_dropout(trunk)  # a value is a number, not a sample
     return Critic(config.hidden_size, trunk)
 
 

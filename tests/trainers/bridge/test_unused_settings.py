@@ -113,7 +113,7 @@ ALWAYS = {
     "model_init_kwargs": {"dtype": "float32"},
     "trust_remote_code": True,
     "router_aux_loss_coef": 0.0,
-    "disable_dropout": True,
+    "disable_dropout": False,
     "cast_lm_head_to_fp32": True,
     "num_generations": 2,
     "num_generations_eval": 2,

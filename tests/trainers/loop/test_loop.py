@@ -402,6 +402,13 @@ def test_the_guard_recomputes_filtered_sampling(tiny_folder, filters):
         )
 
 
+def test_a_resumed_run_checks_its_sampler_too(tiny_folder, collect):
+    """Its first batch is not that of step 0. The weights never reach the policy."""
+    state = dataclasses.replace(create_training_state(sharp_other(tiny_folder)), step=3, iteration=3)
+    with pytest.raises(ModelError, match=r"logps_tolerance=0\.1"):
+        train(state, collect(), n_iterations=4, weight_sync_fn=lambda policy, state: None)
+
+
 def sharp_other(folder):
     """Return a model of other weights."""
     model = sharp(folder)
