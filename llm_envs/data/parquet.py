@@ -127,8 +127,7 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
 
 
 def _opened(arrow: Any, path: Path) -> Any:
-    name = os.fspath(path)
-    if not is_remote(path) and name.isprintable():
+    if not is_remote(path) and (name := os.fspath(path)).isprintable():
         return arrow.OSFile(name, "rb")
     with reaching(path):  # one request, of the size of a shard; Arrow cannot open a name that is not UTF-8
         return arrow.BufferReader(path.read_bytes())
