@@ -38,6 +38,7 @@ __all__ = [
     "UnknownTaskError",
     "WorkerDiedError",
     "did_you_mean",
+    "public_address",
 ]
 
 
@@ -154,6 +155,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
         names.setdefault(_plain(name), name)
     found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""
+
+
+def public_address(url: str) -> str:
+    """Return an address without user, password, query and fragment: these may be secrets, and errors are stored."""
+    return re.sub(r"^([A-Za-z0-9+.-]*://)?[^/]*@", r"\1", re.sub(r"[?#].*", "", url, flags=re.DOTALL))
 
 
 def _plain(name: str) -> str:

@@ -20,6 +20,7 @@ import gymnasium as gym
 
 from llm_envs.chat.context import observed_messages
 from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError, ResetNeededError
+from llm_envs.policies.vllm.http import check_url
 from llm_envs.problems import as_flag, as_number
 from llm_envs.registration import register_task
 from llm_envs.rollout.workers.runner import Env, EnvMaker, env_attribute
@@ -72,8 +73,7 @@ class OpenEnvEnv(gym.Env[str, str]):
         success_at: float = 1.0,
         check_seed: bool = True,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise InvalidConfigError(f"OpenEnvEnv: base_url is {base_url!r}; it must begin with http:// or https://.")
+        check_url(base_url, "OpenEnvEnv: base_url")
         self._websockets = _import_websockets()
         self.base_url, self.timeout_s, self.success_at = base_url.rstrip("/"), timeout_s, success_at
         self.observation_space, self.action_space = TextSpace(), TextSpace()

@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.policies.answers import Answer
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
@@ -236,17 +236,7 @@ def _json_object(written: Any) -> dict[str, Any] | None:
     if isinstance(written, Mapping):
         return dict(written)
     try:
-        value = json.loads("{}" if written in (None, "") else written, parse_constant=_refuse, parse_float=_finite)
-    except (TypeError, ValueError, RecursionError):
+        value = strict_json("{}" if written in (None, "") else written)
+    except (TypeError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _finite(written: str) -> float:
-    """Return a number; raise for one like 1e999, which would be infinite."""
-    value = float(written)
-    return value if math.isfinite(value) else _refuse(written)
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")

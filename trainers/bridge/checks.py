@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
@@ -104,12 +104,12 @@ def check_env_kwargs(value: Any) -> dict[str, Any]:
     parsed = value or {}
     if isinstance(value, str):
         try:
-            parsed = json.loads(value)
+            parsed = strict_json(value)
         except ValueError:
             parsed = None
     if not isinstance(parsed, dict):
         raise InvalidConfigError(
-            f"env_kwargs is {value!r}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
+            f"env_kwargs is {value!r:.200}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
         )
     return parsed
 

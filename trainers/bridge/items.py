@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EnvChoice, Envs, EpisodeSpec, SeedSource
@@ -259,7 +260,7 @@ def _mapping(number: int, name: str, value: Any) -> dict[str, Any] | None:
         return None
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = strict_json(value)
         except ValueError as error:
             raise InvalidConfigError(f"row {number} of the data set: {name} is not JSON ({error}).") from error
     if not isinstance(value, Mapping):

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import yaml  # type: ignore[import-untyped]
 from accelerate import PartialState
 from trl import ModelConfig
 
+from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
@@ -295,7 +295,10 @@ def _sections(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, 
         if value is None and (not left or left[0].startswith("--")):
             raise InvalidConfigError(f"{option}: the value behind it is missing.")
         text = left.pop(0) if value is None else value[1:]
-        changes.setdefault(section, {})[name.replace("-", "_")] = yaml.safe_load(text)
+        try:
+            changes.setdefault(section, {})[name.replace("-", "_")] = read_yaml_text(text)
+        except ValueError as error:
+            raise InvalidConfigError(f"{option}: {text:.200} is not YAML ({error}).") from error
     return rest, changes
 
 

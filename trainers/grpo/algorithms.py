@@ -6,13 +6,13 @@ entropy bonus, pairs, dynamic sampling and overlong punishment.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.rollout.filters import GroupFilter, create_spread_filter
 from llm_envs.rollout.tree import n_roots
 from llm_envs.trainers.bridge.checks import as_algorithm
@@ -212,7 +212,7 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         InvalidConfigError: If a field is unknown or a value is invalid.
     """
     try:
-        given = json.loads(settings) if isinstance(settings, str) else dict(settings)
+        given = strict_json(settings) if isinstance(settings, str) else dict(settings)
     except ValueError:
         given = None
     if not isinstance(given, dict):

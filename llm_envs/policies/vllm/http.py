@@ -9,7 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import (
+    BridgeError,
+    ContextFullError,
+    InvalidConfigError,
+    MissingExtraError,
+    ModelError,
+    public_address,
+)
 from llm_envs.policies.answers import Answer, read_json
 from llm_envs.policies.vllm.routing import Verdict, judge, retry_after_s
 
@@ -73,18 +80,19 @@ def check_url(url: str, name: str) -> None:
         InvalidConfigError: If it is not. The message has its name.
     """
     if not url.startswith(("http://", "https://")):
-        raise InvalidConfigError(f"{name} is {url!r}; it must begin with http:// or https://.")
+        raise InvalidConfigError(f"{name} is {public_address(url)!r}; it must begin with http:// or https://.")
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname) and parts.port != 0  # an invalid port raises
     except ValueError:
         is_whole = False
     if not is_whole:
-        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or an invalid port.")
-    if "@" in parts.netloc:
+        raise InvalidConfigError(f"{name} is {public_address(url)!r}; it has no host, or an invalid port.")
+    if public_address(url) != url:
         raise InvalidConfigError(
-            f"{name} has a user or a password before its host {parts.hostname}: errors contain addresses and are "
-            f"stored with episodes. Leave it out; pass a key in {API_KEY}, or as api_key=."
+            f"{name} has more than {public_address(url)}: a user or a password before its host, or a query behind it. "
+            "Errors contain addresses and are stored with episodes. Leave it out; pass a key in "
+            f"{API_KEY}, or as api_key=."
         )
 
 

@@ -106,7 +106,17 @@ def test_an_answer_becomes_a_message():
 
 
 @pytest.mark.parametrize(
-    "written", ['{"a": 1', "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": ' + "[" * 9999 + "]" * 9999 + "}", "7"]
+    "written",
+    [
+        '{"a": 1',
+        "[1]",
+        '{"a": 1, "a": 2}',
+        '{"a": ' + "[" * 500 + "]" * 500 + "}",
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": ' + "[" * 9999 + "]" * 9999 + "}",
+        "7",
+    ],
 )
 def test_arguments_that_are_no_object_stay_text(written):
     answer = said("So:", tool_calls=[{"id": "c1", "function": {"name": "add", "arguments": written}}]).body
