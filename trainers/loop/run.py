@@ -35,6 +35,7 @@ from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
+from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
@@ -271,7 +272,8 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
     if getattr(policy, "model", None) is state.model:
         cast(TransformersPolicy, policy).weight_version = state.step
     elif isinstance(policy, UpdatablePolicy):
-        policy.update_weights(state.model.named_parameters(), state.step)
+        is_model = isinstance(policy, TransformersPolicy)  # a copy of the model; engines read checkpoints
+        policy.update_weights(state.model.named_parameters() if is_model else engine_weights(state.model), state.step)
     else:
         raise InvalidConfigError(
             f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "
