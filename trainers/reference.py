@@ -6,8 +6,8 @@ Invariants:
 3. It changes only after an optimizer step, and in the same way on all processes, which have equal weights and measured
    KL.
 4. With PEFT, a reference that is updated is a second, frozen adapter on the same base model. It starts as a copy of the
-   trained adapter, and an update changes each of its matrices. A reference that stays is the base model with the adapter
-   off if that is the policy before training, and otherwise (PiSSA, OLoRA, random starts) such a copy too.
+   trained adapter, and an update changes each of its matrices. A reference that stays is the base model with the
+   adapter off if that is the policy before training, and otherwise (PiSSA, OLoRA, random starts) such a copy too.
 5. A reference that is made from the policy equals it before training, and nothing that is trained changes it.
 """
 
@@ -127,7 +127,7 @@ class Reference:
         self.n_updates = 0
         """Number of steps that changed the reference."""
         self._is_checked = False
-        self._has_copy = False  # of the trained adapter, as a reference that stays
+        self._has_copy = False  # whether the reference is a copy of the trained adapter, ours or TRL's
 
     @property
     def is_ours(self) -> bool:
@@ -214,7 +214,7 @@ class Reference:
             return
         if not self._first_gap(trainer) <= _MAX_GAP and self._may_copy(trainer, model):
             _add_reference_adapter(model)
-            self._has_copy = True
+        self._has_copy = trainer.ref_model is None and REF_ADAPTER in model.peft_config
         self._check_gap(trainer, model, is_asked_once=is_asked_once)
 
     def _may_copy(self, trainer: GRPOTrainer | DPOTrainer, model: Any) -> bool:
@@ -315,7 +315,8 @@ class Reference:
         _, reference = self._modules(trainer)
         weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
         save_file(weights, target / _FILE)
-        state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
+        update_fn: Any = self.update_fn
+        state = update_fn.state_dict() if hasattr(update_fn, "state_dict") else None
         return {"updates": self.n_updates, "update_fn": state}
 
     def load(self, trainer: GRPOTrainer | DPOTrainer, folder: Path, state: Mapping[str, Any] | None) -> None:
@@ -343,12 +344,13 @@ class Reference:
             for name, value in targets.items():
                 value.copy_(saved[name])
         self.n_updates = int(state["updates"])
-        if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
-            self.update_fn.load_state_dict(state["update_fn"])
+        update_fn: Any = self.update_fn
+        if state["update_fn"] is not None and hasattr(update_fn, "load_state_dict"):
+            update_fn.load_state_dict(state["update_fn"])
 
     @property
     def _is_saved(self) -> bool:
-        """Whether a resumed run could not make the reference again: it moves, or had a random start."""
+        """Whether a resumed run could not make the reference again: it moves, or is an adapter's random start."""
         return self.update_fn is not None or self._has_copy
 
     def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
@@ -419,8 +421,8 @@ def _add_reference_adapter(model: Any) -> None:
                 model.add_adapter(REF_ADAPTER, config)
         except (ValueError, NotImplementedError) as error:  # of two adapters, only one may train biases, ...
             raise InvalidConfigError(
-                f"peft_config={describe_adapter(model)}: the reference cannot be a copy of the adapter ({error}). Leave "
-                "that setting out, or give the reference weights of its own: ref_model_fn=frozen_copy "
+                f"peft_config={describe_adapter(model)}: the reference cannot be a copy of the adapter ({error}). "
+                "Leave that setting out, or give the reference weights of its own: ref_model_fn=frozen_copy "
                 "(functional.references)."
             ) from error
     sources = dict(adapter_weights(model, trained).named_parameters())

@@ -6,7 +6,8 @@ again would not do: W + BA - BA is not W in floating point, and the base would d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +17,19 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["base_weights", "checkpoint_weights", "check_mergeable", "describe_adapter", "engine_weights", "kept_base", "merged_layers"]
+__all__ = [
+    "base_weights",
+    "check_mergeable",
+    "checkpoint_weights",
+    "describe_adapter",
+    "engine_weights",
+    "kept_base",
+    "merged_layers",
+]
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
+_NOT_TOLD = {"peft_type", "task_type", "base_model_name_or_path", "peft_version", "inference_mode"}
 _NOT_WEIGHTS = ("trainable_tokens_", "ranknum")
 """Beside a tuner's own prefix, parts of names of what adapters add to a layer."""
 
@@ -37,16 +47,15 @@ def engine_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def describe_adapter(model: Any) -> str:
-    """Return a PEFT model's settings that decide what is trained, as `LoraConfig(bias='all', ...)`."""
+    """Return a PEFT model's settings that are not the default, as `LoraConfig(bias='all', ...)`."""
     config = model.peft_config[_active(model)]
-    default = type(config)()
-    told = {
-        name: value
-        for name in ("init_lora_weights", "init_weights", "use_dora", "bias", "lora_bias", "target_modules")
-        + ("target_parameters", "modules_to_save", "trainable_token_indices")
-        if (value := getattr(config, name, None)) != getattr(default, name, None)
-    }
-    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
+    told = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name not in _NOT_TOLD and value not in (default, None):
+            told.append(f"{field.name}={sorted(value) if isinstance(value, set) else value!r}")
+    return f"{type(config).__name__}({', '.join(told)})"
 
 
 def check_mergeable(model: Any) -> None:
@@ -129,7 +138,9 @@ def _merged(layer: Any, prefix: str) -> dict[str, torch.Tensor]:
     with kept_base(layer, prefix):
         for part in parts:
             part.merge()
-        copies = {name: value.detach().clone() for name, value in layer.named_parameters() if not _is_adapters(name, prefix)}
+        copies = {
+            name: value.detach().clone() for name, value in layer.named_parameters() if not _is_adapters(name, prefix)
+        }
         for part in reversed(parts):
             part.unmerge()
     return copies

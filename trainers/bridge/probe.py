@@ -72,7 +72,9 @@ def trained_kinds(model: Any) -> dict[str, list[torch.nn.Parameter]]:
             kind = "trainable_token_indices"
         elif "modules_to_save" in name:
             kind = "modules_to_save"
-        elif name.endswith("base_layer.bias") or (name.endswith(".bias") and getattr(model, "prefix", "\0") not in name):
+        elif name.endswith("base_layer.bias") or (
+            name.endswith(".bias") and getattr(model, "prefix", "\0") not in name
+        ):
             kind = "bias"
         kinds.setdefault(kind, []).append(parameter)
     return kinds

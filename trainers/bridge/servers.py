@@ -6,6 +6,7 @@ process.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -28,7 +29,7 @@ from llm_envs.policies.vllm.scoring import TokenScorer
 from llm_envs.policies.vllm.server import VLLMServerPolicy
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_whole
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
-from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+from llm_envs.trainers.bridge.weight_sync import NO_IMAGES, ColocatedEngine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,7 +184,7 @@ class ServerEngines(ColocatedEngine):
         settings = self._settings
         scratch = self._opened.enter_context(TemporaryDirectory())
         args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *transfer_args(settings.vllm_transport)]
-        args += shlex.split(settings.server_args)
+        args += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES), *shlex.split(settings.server_args)]
         if self.max_model_length is not None:
             args += ["--max-model-len", str(self.max_model_length)]
         devices = _free_devices(settings.vllm_num_servers)

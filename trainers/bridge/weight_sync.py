@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ColocatedEngine"]
+__all__ = ["NO_IMAGES", "ColocatedEngine"]
+
+
+NO_IMAGES = {"image": 0, "video": 0, "audio": 0}
+"""vLLM's limits for a model of text and images: turns are tokens, so it needs no memory and no processor for others."""
 
 
 class ColocatedEngine(VLLMGeneration):
@@ -85,6 +89,7 @@ class ColocatedEngine(VLLMGeneration):
             "model_impl": self.model_impl,
             "trust_remote_code": self.trust_remote_code,
             "enable_sleep_mode": self.enable_sleep_mode,
+            "limit_mm_per_prompt": NO_IMAGES,
         }
         is_one_of_many = self.accelerator.num_processes > 1
         if is_one_of_many:

@@ -35,7 +35,6 @@ from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
-from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
@@ -44,6 +43,7 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
+from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gap
 from llm_envs.trainers.bridge.learned import LearnedLog, describe
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
