@@ -12,12 +12,14 @@ import torch
 from dense_env import DenseEnv
 from device import on_cpu
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from trl.trainer.utils import use_adapter
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.probe import mean_gap, probe_ids, probe_logps
 from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.references import (
     KLTriggeredUpdate,
@@ -71,6 +73,27 @@ def make(tiny_folder, config, tmp_path):
     yield build
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture(scope="module")
+def biased_folder(tmp_path_factory):
+    """A saved model whose attention has biases."""
+    folder, tokenizer = str(tmp_path_factory.mktemp("biased")), tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        attention_bias=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def logged(trainer, name):
@@ -429,3 +452,96 @@ def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resum
     (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
     with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
+
+
+# Before training, a reference made from the policy is the policy, and training does not reach it.
+
+
+def logps_of(model, adapter=None):
+    with use_adapter(model, adapter):
+        return probe_logps(model, probe_ids(model))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("start", ["pissa", "olora", False], ids=str)
+def test_a_start_that_changes_the_base_makes_the_reference_a_copy(make, tiny_folder, start):
+    """With PiSSA and OLoRA the adapter holds part of the base; a random start is not the base either."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    trainer = make({"max_steps": 1}, peft_config=lora(init_lora_weights=start))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    off, first = logps_of(model), logps_of(model, "default")
+    assert mean_gap(off, first) > 1e-2
+    assert mean_gap(logps_of(model, "ref"), first) < 1e-6
+    if start:
+        assert mean_gap(probe_logps(base, probe_ids(base)), first) < 1e-4
+    trainer.train()
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert mean_gap(logps_of(model, "default"), first) > 1e-4
+    assert mean_gap(logps_of(model, "ref"), first) < 1e-6
+
+
+def test_a_random_starts_reference_is_in_the_checkpoint(make, tiny_folder, tmp_path):
+    def begin(seed, **settings):
+        torch.manual_seed(seed)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_folder), lora(init_lora_weights=False))
+        settings |= {"output_dir": str(tmp_path / str(seed))}
+        return make(settings, model=model, processing_class=tiny_tokenizer())
+
+    first = begin(1, max_steps=1, **EVERY)
+    reference = copied(adapter_weights(first.model, "ref"))
+    first.train()
+    again = begin(2, max_steps=2)
+    assert distance(copied(adapter_weights(again.model, "ref")), reference) > 1e-3
+    again.train(resume_from_checkpoint=str(tmp_path / "1" / "checkpoint-1"))
+    assert_same(copied(adapter_weights(again.model, "ref")), reference, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("update", [None, create_ema_update(0.5)], ids=["stays", "moves"])
+def test_adding_a_reference_leaves_a_pissa_policy_as_it_was(make, tiny_folder, kind, update):
+    """A second adapter with this start would subtract itself from the base again, TRL's own copy too."""
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_folder), lora(init_lora_weights="pissa"))
+    before = logps_of(model, "default")
+    settings = {"beta": 0.1} if kind == "grpo" else {}
+    trainer = make(settings, model=model, kind=kind, reference_update_fn=update, processing_class=tiny_tokenizer())
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert mean_gap(logps_of(model, "default"), before) < 1e-6
+    assert mean_gap(logps_of(model, "ref"), before) < 1e-6
+    assert model.peft_config["default"].init_lora_weights == "pissa"
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_trained_biases_of_the_base_are_refused_beside_a_reference(make, biased_folder, kind, bias):
+    with pytest.raises(InvalidConfigError, match=rf"bias='{bias}'.*ref_model_fn=frozen_copy"):
+        make(model=biased_folder, kind=kind, peft_config=lora(bias=bias))
+
+
+def test_trained_biases_are_accepted_without_a_reference_or_with_its_own_weights(make, biased_folder):
+    make({"beta": 0.0}, model=biased_folder, peft_config=lora(bias="all"))
+    trainer = make({"max_steps": 1}, model=biased_folder, peft_config=lora(bias="all"), ref_model_fn=frozen_copy)
+    start = copied(trainer.ref_model)
+    trainer.train()
+    assert_same(copied(trainer.ref_model), start, atol=0.0)
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_moving_copy_of_an_adapter_with_biases_is_refused_by_name(make, biased_folder):
+    with pytest.raises(InvalidConfigError, match=r"bias='all'.*frozen_copy"):
+        make(model=biased_folder, peft_config=lora(bias="all"), reference_update_fn=create_ema_update(0.5))
+
+
+def test_a_policy_that_is_not_the_folder_that_trl_loads_the_reference_from_is_refused(make, tiny_folder):
+    """TRL loads the reference by the model's name, whatever the weights of the loaded model are by now."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.add_(0.1 * torch.randn_like(model.get_output_embeddings().weight))
+    with pytest.raises(InvalidConfigError, match=r"differ from the policy's by .*ref_model_fn=frozen_copy"):
+        make(model=model, processing_class=tiny_tokenizer())
+    make(model=model, processing_class=tiny_tokenizer(), ref_model_fn=frozen_copy)
+
+
+def test_prompts_that_are_learned_are_refused_beside_a_reference(make):
+    prompts = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    with pytest.raises(InvalidConfigError, match=r"PromptTuningConfig.*differ from the policy's"):
+        make(peft_config=prompts)

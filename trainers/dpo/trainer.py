@@ -62,7 +62,7 @@ from llm_envs.trainers.dpo.record import RecordsPairs
 from llm_envs.trainers.dpo.rounds import RoundRows, items_of_play, share_of_round, shortened_round, too_few_pairs
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.setup import make_splits, temporarily
-from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
+from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter, keeping_base
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         copy_single_heads()
         precompute = args.precompute_ref_log_probs and env is None
         self._makes_reference_later = ref_model_fn is not None
-        with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):
+        with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None), keeping_base(model):
             super().__init__(
                 model,
                 args=args,
@@ -230,6 +230,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         """Return TRL's rows with the reference's log-probabilities; without them if our reference is made later."""
         if self._makes_reference_later:
             return dataset
+        self._reference.check_start(self, is_asked_once=True)
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def _set_signature_columns_if_needed(self) -> None:

@@ -93,7 +93,7 @@ from llm_envs.trainers.grpo.setup import (
     silence_missing_reward_warning,
     temporarily,
 )
-from llm_envs.trainers.reference import Reference, StepEnd
+from llm_envs.trainers.reference import Reference, StepEnd, keeping_base
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -508,7 +508,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         beta = self._kl_coefficient(args) or float(self._has_reference)
         if self._reference.ref_model_fn is not None:
             beta = 0.0
-        with temporarily(args, use_vllm=False, beta=beta), warnings.catch_warnings():
+        with temporarily(args, use_vllm=False, beta=beta), keeping_base(model), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model,

@@ -45,6 +45,7 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
+from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
 from llm_envs.trainers.bridge.learned import LearnedLog, describe, precision
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
@@ -289,7 +290,8 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
     if getattr(policy, "model", None) is state.model:
         cast(TransformersPolicy, policy).weight_version = state.step
     elif isinstance(policy, UpdatablePolicy):
-        policy.update_weights(state.model.named_parameters(), state.step)
+        is_model = isinstance(policy, TransformersPolicy)  # a copy of the model; engines read checkpoints
+        policy.update_weights(state.model.named_parameters() if is_model else engine_weights(state.model), state.step)
     else:
         raise InvalidConfigError(
             f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "

@@ -20,6 +20,7 @@ __all__ = [
     "dtype_of",
     "find_checkpoint",
     "n_vocabulary",
+    "read_tensors",
     "tensor_dtypes",
     "tensor_shapes",
     "write_checkpoint",
@@ -47,6 +48,17 @@ def tensor_dtypes(folder: str | Path) -> dict[str, str]:
         ModelError: As for `tensor_shapes`.
     """
     return {name: entry["dtype"] for name, entry in _headers(folder).items()}
+
+
+def read_tensors(folder: str | Path, names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return some tensors of a folder's `*.safetensors`, by name."""
+    from safetensors import safe_open
+
+    wanted, found = set(names), []
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found += [(name, file.get_tensor(name)) for name in file.keys() if name in wanted]  # noqa: SIM118
+    return found
 
 
 def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
@@ -91,8 +103,8 @@ def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
     Raises:
         ModelError: If a name is missing or unknown, or a shape differs. The message has the first few of each.
     """
-    missing = sorted(name for name in expected.keys() - given.keys() if name != "lm_head.weight")
-    unknown = sorted(name for name in given.keys() - expected.keys() if name != "lm_head.weight")
+    missing = sorted(name for name in expected.keys() - given.keys() if not name.endswith("lm_head.weight"))
+    unknown = sorted(name for name in given.keys() - expected.keys() if not name.endswith("lm_head.weight"))
     differing = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
     complaints = [
         f"{len(names)} {what}: {names[:3]}" for what, names in (("missing", missing), ("unknown", unknown)) if names

@@ -261,7 +261,7 @@ class VLLMServerPolicy:
                 self._identify(endpoint)
 
     def _check_sendable(self, shapes: Shapes, where: str = "this update") -> None:
-        check_same_tensors(shapes, self._served_shapes(), where)
+        check_same_tensors(shapes, self.served_shapes, where)
         for endpoint in self._endpoints:
             if endpoint.facts is not None:
                 check_updatable(endpoint.facts)
@@ -506,16 +506,27 @@ class VLLMServerPolicy:
     def _facts(self) -> ServerFacts:
         return next(endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None)
 
-    def _served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+    @property
+    def served_checkpoint(self) -> Path:
+        """Folder on this machine of the model that the servers were started on.
+
+        Raises:
+            ModelError: If it is not here.
+        """
+        root = self._facts().root
+        folder = find_checkpoint(self.model or root) or find_checkpoint(root)
+        if folder is None:
+            raise ModelError(
+                f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
+                "crash a server. Pass model=..., a folder with the served model."
+            )
+        return folder
+
+    @property
+    def served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the tensors of `served_checkpoint`."""
         if self._shapes is None:
-            root = self._facts().root
-            folder = find_checkpoint(self.model or root) or find_checkpoint(root)
-            if folder is None:
-                raise ModelError(
-                    f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
-                    "crash a server. Pass model=..., a folder with the served model."
-                )
-            self._shapes = tensor_shapes(folder)
+            self._shapes = tensor_shapes(self.served_checkpoint)
         return self._shapes
 
 
