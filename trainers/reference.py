@@ -249,7 +249,7 @@ class Reference:
             raise InvalidConfigError(
                 f"{what}: {' and '.join(moved)} would change the reference too, which is the same model with its "
                 "adapter off. Train only what PEFT can switch off (bias='none'), or give the reference "
-                "weights of its own: ref_model_fn=frozen_copy (functional.references)."
+                "separate weights: ref_model_fn=frozen_copy (functional.references)."
             )
 
     def _first_gap(self, trainer: GRPOTrainer | DPOTrainer) -> float:
@@ -346,7 +346,7 @@ class Reference:
         if (state is not None) != is_saved:
             has, lacks = ("trainer", "checkpoint") if is_saved else ("checkpoint", "trainer")
             raise InvalidConfigError(
-                f"{folder}: the {has} has a reference with weights of its own, the {lacks} has none: resume with the "
+                f"{folder}: the {has} has a reference with separate weights, the {lacks} has none: resume with the "
                 "reference_update_fn, sync_ref_model and adapter of the run, or begin a new run with the checkpoint's "
                 "weights as its model."
             )
@@ -440,7 +440,7 @@ def _add_reference_adapter(model: Any) -> None:
         except (ValueError, NotImplementedError) as error:  # of two adapters, only one may train biases, ...
             raise InvalidConfigError(
                 f"peft_config={describe_adapter(model)}: the reference cannot be a copy of the adapter ({error}). "
-                "Leave that setting out, or give the reference weights of its own: ref_model_fn=frozen_copy "
+                "Leave that setting out, or give the reference separate weights: ref_model_fn=frozen_copy "
                 "(functional.references)."
             ) from error
     sources = dict(adapter_weights(model, trained).named_parameters())
