@@ -16,7 +16,7 @@ from llm_envs.parsers import parse_reply
 from llm_envs.rollout import from_messages, read_messages_jsonl
 from llm_envs.rollout.chat_logs import as_messages
 from llm_envs.testing import ByteCodec
-from llm_envs.types import StopReason, Trajectory, TrajectoryGroup, validate_batch
+from llm_envs.types import Message, StopReason, Trajectory, TrajectoryGroup, validate_batch
 
 TOOLS = [
     {
