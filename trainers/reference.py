@@ -249,7 +249,7 @@ class Reference:
             raise InvalidConfigError(
                 f"{what}: {' and '.join(moved)} would change the reference too, which is the same model with its "
                 "adapter off. Train only what PEFT can switch off (bias='none'), or give the reference "
-                "separate weights: ref_model_fn=frozen_copy (functional.references)."
+                "its own weights: ref_model_fn=frozen_copy (functional.references)."
             )
 
     def _first_gap(self, trainer: GRPOTrainer | DPOTrainer) -> float:
@@ -440,7 +440,7 @@ def _add_reference_adapter(model: Any) -> None:
         except (ValueError, NotImplementedError) as error:  # of two adapters, only one may train biases, ...
             raise InvalidConfigError(
                 f"peft_config={describe_adapter(model)}: the reference cannot be a copy of the adapter ({error}). "
-                "Leave that setting out, or give the reference separate weights: ref_model_fn=frozen_copy "
+                "Leave that setting out, or give the reference its own weights: ref_model_fn=frozen_copy "
                 "(functional.references)."
             ) from error
     sources = dict(adapter_weights(model, trained).named_parameters())

@@ -74,8 +74,9 @@ def _config(kind: str, tokenizer: Any) -> Any:
         text |= {"vocab_size_per_layer_input": len(tokenizer)}
         images |= {"num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "default_output_length": 4}
         return transformers.Gemma4Config(text_config=text, vision_config=images, audio_config=None)
-    # vLLM's experts of Llama 4 give NaN on a CPU: dense layers only.
-    text |= {"intermediate_size_mlp": 64, "num_local_experts": 2, "moe_layers": [], "attention_chunk_size": 128}
+    # Dense layers only: vLLM's experts of Llama 4 give NaN on a CPU.
+    text |= {"intermediate_size_mlp": 64, "num_local_experts": 2, "moe_layers": [], "interleave_moe_layer_step": 0}
+    text |= {"attention_chunk_size": 128}
     images |= {"image_size": 28, "patch_size": 14, "vision_output_dim": 32}
     images |= {"projector_input_dim": 32, "projector_output_dim": 32}
     return transformers.Llama4Config(text_config=text, vision_config=images, image_token_index=1, **ids)

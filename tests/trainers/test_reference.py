@@ -12,10 +12,11 @@ import torch
 from dense_env import DenseEnv
 from device import on_cpu
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Llama4ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import use_adapter
+from wrapped import tiny_wrapped
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
@@ -541,7 +542,35 @@ def test_a_policy_that_is_not_the_folder_that_trl_loads_the_reference_from_is_re
     make(model=model, processing_class=tiny_tokenizer(), ref_model_fn=frozen_copy)
 
 
-def test_prompts_that_are_learned_are_refused_beside_a_reference(make):
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
+def test_prompts_that_are_learned_are_refused(make, kind):
+    """Their rows have other positions in TRL's forward pass than at sampling, a gap that the guard may let pass."""
     prompts = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    with pytest.raises(InvalidConfigError, match=r"PromptTuningConfig.*differ from the policy's"):
-        make(peft_config=prompts)
+    with pytest.raises(InvalidConfigError, match=r"PromptTuningConfig\(num_virtual_tokens=4"):
+        make({} if kind == "dpo" else {"beta": 0.0}, kind=kind, peft_config=prompts)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+def test_llama_4_is_refused(make, tmp_path, kind):
+    tiny_wrapped("llama4", tmp_path / "model")
+    model = Llama4ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with pytest.raises(ModelError, match="Llama4ForCausalLM"):
+        make(model=model, kind=kind, processing_class=tiny_tokenizer())
+
+
+def test_token_rows_are_trained_in_a_tied_model(make):
+    """In the output layer too, where TRL reads PEFT's wrapper as a linear layer; the reference has the old rows."""
+    adapter = lora(trainable_token_indices=list(range(64, 128)))
+    trainer = make({"learning_rate": 20.0}, peft_config=adapter)
+    (rows,) = [p for name, p in trainer.model.named_parameters() if "trainable_tokens_delta" in name]
+    start = on_cpu(rows.detach().clone())
+    trainer.train()
+    assert (on_cpu(rows) - start).abs().max() > 1e-4
+    assert logged(trainer, "sampling/guard_logps_gap")[0] < 1e-5
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6) and logged(trainer, "kl")[1] > 1e-6
+    ids = torch.arange(40, 60, device=trainer.model.device)[None]
+    with torch.no_grad():
+        logits = trainer.model(ids).logits
+        fused = trainer.model(ids, labels=ids, fused_lm_head=True).log_probs[0]
+    own = logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(fused[-len(own) :], own, rtol=0, atol=1e-4)

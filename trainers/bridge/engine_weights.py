@@ -62,12 +62,13 @@ def check_mergeable(model: Any) -> None:
     """Check that an adapter changes weights, not the prompt or the layers' code.
 
     Raises:
-        InvalidConfigError: If vLLM cannot sample with it.
+        InvalidConfigError: If it does not: no engine can have it, and TRL scores its rows at other positions than the
+            model that samples.
     """
     if is_peft_model(model) and not hasattr(model.base_model, "merge_adapter"):
         raise InvalidConfigError(
-            f"peft_config={describe_adapter(model)}: vLLM gets an adapter merged into the weights, and this one has no "
-            "merged form. Take LoRA, or sample with the transformers policy (use_vllm=False)."
+            f"peft_config={describe_adapter(model)}: this adapter has no form as weights. Sampling and training would "
+            "differ, and vLLM cannot have it. Take LoRA, or another adapter that PEFT can merge."
         )
 
 

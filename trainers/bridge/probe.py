@@ -1,4 +1,4 @@
-"""Probes before training: do trained weights reach a sampling engine, and leave the reference as it is?
+"""Probes before training: does what is trained reach a sampling engine, and does the reference stay as it is?
 
 Each kind of trained parameters (an adapter, its biases, token rows, fully trained modules) is changed for a moment, far
 enough to change the log-probabilities of some tokens.

@@ -155,7 +155,7 @@ class ColocatedEngine(VLLMGeneration):
                 f"samples with ({type(error).__name__}: {error}). Leave that setting out, or set use_vllm=False."
             ) from error
         if self._served is not None:
-            # The engine keeps the weights that the model lacks (the image part, buffers).
+            # The engine keeps tensors that the model lacks (the image part, buffers).
             check_same_tensors({**self._served, **sent}, self._served, f"the trained {type(model).__name__}")
         if is_adapted and not (self._dist.is_fsdp or self._dist.is_zero3):
             check_engine_follows(model, self._send, self._score)

@@ -38,7 +38,7 @@ from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import load_training_tokenizer
+from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
 from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
@@ -176,6 +176,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             )
         self.precompute_ref_logps = args.precompute_ref_log_probs
         self._makes_reference_later = False
+        check_scorable(self.accelerator.unwrap_model(self.model))
         self._reference.start(self)
         self.add_callback(StepEnd(self._end_step))
         for name, count in self.overlong_pairs.items():

@@ -58,7 +58,7 @@ from llm_envs.trainers.bridge.batches import (
     two_columns,
     with_advantages,
 )
-from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
+from llm_envs.trainers.bridge.checks import check_forks, check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
     RewardSettings,
     checked_weights,
@@ -519,6 +519,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 **kwargs | index_datasets(self.items),
             )
         copy_single_heads()
+        check_scorable(self.accelerator.unwrap_model(self.model))
         check_positions(self.accelerator.unwrap_model(self.model))
         # TRL copied the changed value from `args`.
         self.beta = self._kl_coefficient(args)

@@ -75,7 +75,7 @@ def has_linear_attention(name_or_path: str) -> bool:
 
     try:
         layers = getattr(AutoConfig.from_pretrained(name_or_path).get_text_config(), "layer_types", None)
-    except Exception:  # unknown here: vLLM reports what is wrong
+    except Exception:  # unknown here: vLLM reports why
         return False
     return "linear_attention" in (layers or ())
 

@@ -134,7 +134,6 @@ def test_a_model_of_other_names_or_shapes_is_refused(engine, folder):
         pytest.param("gemma3", "colocate", "", marks=pytest.mark.smoke),
         ("qwen3_5", "colocate", "lora"),
         ("gemma4", "colocate", "lora"),
-        ("llama4", "colocate", ""),
         ("qwen3_5", "server", ""),
         ("gemma4", "server", ""),
     ],

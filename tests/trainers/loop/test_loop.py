@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 from dense_env import DenseEnv
@@ -922,6 +923,22 @@ class OtherModel:
     def update_weights(self, named_parameters, version):
         self.versions.append(version)
         self.policy.update_weights(named_parameters, version)
+
+
+def test_an_engine_is_handed_the_merged_weights_of_an_adapter(tiny_folder):
+    class Engine:
+        def update_weights(self, named_parameters, version):
+            self.weights = {name: value.clone() for name, value in named_parameters}
+
+    base = load_model(tiny_folder, dtype=torch.float32)
+    names = dict(base.named_parameters()).keys()
+    lora = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    state, engine = create_training_state(peft.get_peft_model(base, lora), learning_rate=1e-3), Engine()
+    share_weights(engine, state)
+    assert engine.weights.keys() == names
+    merged = dict(state.model.merge_and_unload().named_parameters())
+    for name, value in engine.weights.items():
+        torch.testing.assert_close(value, merged[name], rtol=0, atol=1e-6)
 
 
 def test_weights_reach_a_policy_of_its_own(tiny_folder, policy, collect):
