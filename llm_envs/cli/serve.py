@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from llm_envs.cli.arguments import add_sampling_arguments, positive, require_model, seconds
-from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Repeatable
 from llm_envs.cli.policy_options import ENGINES
 from llm_envs.errors import InvalidConfigError
@@ -72,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.tokenizer = None
     engine = ENGINES["server" if arguments.url else arguments.engine or "transformers"]
     with ExitStack() as stack:
-        stack.enter_context(terminated_as_interrupted())
         writer = None if arguments.out is None else TrajectoryWriter(arguments.out, resume=True)
         if writer is not None:
             stack.callback(writer.close)
