@@ -71,7 +71,7 @@ def as_number(value: Any) -> float:
     """Return a finite number of any numeric type as a float; a text that shows one is not a number.
 
     Raises:
-        TypeError: If it is not one. The message says what it must be.
+        TypeError: If it is not one. The message has what it must be.
     """
     if isinstance(value, str | bytes | bytearray):
         raise TypeError("it must be a number")
@@ -90,7 +90,7 @@ def as_flag(value: Any) -> bool:
     """Return a truth value of any type whose values are 0 and 1: Python's, NumPy's, a number.
 
     Raises:
-        TypeError: If it is anything else, such as a text. The message says what it must be.
+        TypeError: If it is anything else, such as a text. The message has what it must be.
     """
     try:
         if value in (0, 1):

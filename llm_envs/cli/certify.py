@@ -104,7 +104,7 @@ def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
     end_with_parent()
     try:
         sender.send(_certificate(arguments))
-    except KeyboardInterrupt:  # the parent has it too, and says so
+    except KeyboardInterrupt:  # the parent has it too, and reports it
         return
     except SystemExit as error:
         sender.send(f"it raised SystemExit({error.code!r}): an environment must raise another error")

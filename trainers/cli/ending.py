@@ -1,4 +1,4 @@
-"""Ends a training early without losing it: after SIGTERM it saves a checkpoint, and always says how to resume."""
+"""Ends a training early without losing it: after SIGTERM it saves a checkpoint, and it prints how to resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resumable(trainer: Trainer, option: str = "--resume-from-checkpoint") -> Ite
         option: The option that resumes it, for the message.
 
     Raises:
-        KeyboardInterrupt: If the training was ended early; the message says how to resume.
+        KeyboardInterrupt: If the training was ended early; the message has how to resume.
     """
     stop = _StopAfterStep()
     trainer.add_callback(stop)
