@@ -14,7 +14,7 @@ __all__ = ["EnvironmentCard", "environment_section"]
 
 _PACKAGES = ("llm-envs", "trl", "transformers", "torch", "peft", "vllm", "gymnasium")
 _ONLY_IN_TRANSFORMERS_5 = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend")
-"""Classes of tokenizers that transformers 5 introduced. It saves tokenizers that lack a specific class as one of these."""
+"""Classes of tokenizers that transformers 5 introduced. It saves a tokenizer that lacks a class as one."""
 _NEEDS_TRANSFORMERS_5 = (
     " The tokenizer is saved as a `{}`, which only transformers 5 or later can load: with transformers 4, load the "
     "tokenizer of the base model."
