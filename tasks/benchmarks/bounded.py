@@ -40,6 +40,8 @@ class BoundedScorer:
     def __init__(self, script: Path) -> None:
         self._script = script
         self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        """The write end of the child's pipe. The child ends when it closes, so also when this process is killed."""
         self.forget()
         forget_after_fork(self)
 
@@ -47,6 +49,7 @@ class BoundedScorer:
         """Start over in a forked child, leaving the parent's process to the parent."""
         self._lock = threading.Lock()
         if self._process is not None:
+            os.close(self._lifeline)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 pipe.close()
@@ -83,9 +86,11 @@ class BoundedScorer:
         if self._process is not None:
             return self._process
         environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "HOME") if name in os.environ}
+        end, lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", str(_CHILD), str(self._script)],
+                [sys.executable, "-P", "-W", "ignore", str(_CHILD), str(self._script), str(end)],
+                pass_fds=(end,),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -94,7 +99,11 @@ class BoundedScorer:
                 env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             )
         except OSError as error:
+            os.close(lifeline)
             raise SandboxError(f"the scorer {self._script.name} cannot be started: {error}") from error
+        finally:
+            os.close(end)
+        self._lifeline = lifeline
         said = _exchange(self._process, b"")
         ready = json.loads(said) if said.endswith(b"\n") else {"error": "it ended"}
         if ready["error"] is not None:
@@ -118,6 +127,7 @@ class BoundedScorer:
         if process is not None:
             process.kill()
             process.wait()
+            os.close(self._lifeline)
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()

@@ -14,6 +14,12 @@ from llm_envs.tracking.describing import describing
 __all__ = ["EnvironmentCard", "environment_section"]
 
 _PACKAGES = ("llm-envs", "trl", "transformers", "torch", "peft", "vllm", "gymnasium")
+_ONLY_IN_TRANSFORMERS_5 = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend")
+"""Classes of tokenizers that transformers 5 introduced. It saves a tokenizer that lacks a class as one."""
+_NEEDS_TRANSFORMERS_5 = (
+    " The tokenizer is saved as a `{}`, which only transformers 5 or later can load: with transformers 4, load the "
+    "tokenizer of the base model."
+)
 
 
 class EnvironmentCard:
@@ -37,8 +43,13 @@ class EnvironmentCard:
             return
         path = Path(self.args.output_dir) / "README.md"
         splits = {split: items.source.choices for split, items in getattr(self, "items", {}).items()}
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)  # type: ignore[attr-defined]
         section = environment_section(
-            splits or self.card_environments, self.args.seed, self.state.global_step, self.state.log_history
+            splits or self.card_environments,
+            self.args.seed,
+            self.state.global_step,
+            self.state.log_history,
+            tokenizer_class=type(tokenizer).__name__,
         )
         path.write_text(path.read_text(encoding="utf-8") + section, encoding="utf-8")
 
@@ -48,6 +59,8 @@ def environment_section(
     seed: int,
     steps: int,
     logs: Sequence[Mapping[str, Any]],
+    *,
+    tokenizer_class: str = "",
 ) -> str:
     """Return the section of a card as Markdown.
 
@@ -56,6 +69,7 @@ def environment_section(
         seed: The run's seed.
         steps: Optimizer steps.
         logs: The trainer's log. The results are the last of an evaluation, else of the last step.
+        tokenizer_class: Name of the tokenizer's class, which a checkpoint's `tokenizer_config.json` repeats.
     """
     if isinstance(environments, str):
         played = environments
@@ -66,13 +80,14 @@ def environment_section(
             for choice in choices
         ]
         played = "| split | environment | arguments | weight |\n|---|---|---|---|\n" + "\n".join(lines)
+    needs = _NEEDS_TRANSFORMERS_5.format(tokenizer_class) if tokenizer_class in _ONLY_IN_TRANSFORMERS_5 else ""
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions(_PACKAGES).items())
     return f"""
 ## Environments
 
 {played}
 
-Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.
+Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.{needs}
 
 ## Results
 

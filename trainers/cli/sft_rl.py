@@ -39,6 +39,7 @@ from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
 from llm_envs.trainers.bridge.checks import check_env_kwargs
 from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
     ENV,
     Switch,
@@ -183,7 +184,8 @@ def train_sft(settings: SFTRLSettings) -> Path:
     args = settings.sft_config
     checkpoint = resume_point(args, "SFT", _rank(settings))
     trainer = _sft_trainer(settings, args)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with resumable(trainer, "--sft.resume-from-checkpoint"):
+        trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     return Path(str(args.output_dir))
 
@@ -194,7 +196,8 @@ def train_rl(settings: SFTRLSettings) -> Path:
     checkpoint = resume_point(args, "GRPO", _rank(settings))
     trainer = _rl_trainer(settings, args)
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with resumable(trainer, "--mode rl --rl.resume-from-checkpoint"):
+            trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
     finally:
         trainer.close()

@@ -39,6 +39,9 @@ def test_held_out_results_come_before_those_of_training() -> None:
     assert "| env/success | 0.25 |" in section
     section = environment_section(splits, 7, 5, [trained, {"step": 6, "reward": None, "loss": 0.0}])  # nothing scored
     assert "at the last logged step, step 6:" in section and "| loss | 0 |" in section and "reward" not in section
+    assert "transformers 5 or later" not in section
+    new = environment_section(splits, 7, 5, [trained], tokenizer_class="TokenizersBackend")
+    assert "`TokenizersBackend`, which only transformers 5 or later can load" in new
     read = environment_section("Read.", 7, 5, [])
     assert "\n\nRead.\n\n" in read and "Nothing was logged." in read
 
@@ -135,6 +138,7 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
     assert (there / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     card = (there / "README.md").read_text()
     assert "It has been trained using [TRL]" in card and "llm-envs" in card.split("---")[1]
+    assert "TokenizersBackend" in card
     assert "Seed 11, from which" in card and "; 1 steps. python" in card and "llm-envs 0.1.0, trl" in card
     if code is GRPO:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
