@@ -66,7 +66,7 @@ class ServerFormat(Protocol):
         """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
 
         Raises:
-        ModelError: If a field breaks the format. The message has its name.
+            ModelError: If a field breaks the format. The message has its name.
         """
         ...
 
