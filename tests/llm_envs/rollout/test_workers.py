@@ -681,7 +681,9 @@ class TestWire:
         assert there[0] == [["a"], ["b"]] and all(isinstance(value, Foreign) for value in there[1:])
         assert [repr(value) for value in there[1:]] == [repr(value) for value in (objects, dates, objects.dtype)]
 
-    @pytest.mark.parametrize("value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=lambda value: value.__name__)
+    @pytest.mark.parametrize(
+        "value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=lambda v: v.__name__
+    )
     def test_nothing_else_is_loaded(self, value: Any) -> None:
         """What a worker whose memory is in tatters, or that somebody else controls, could send."""
         with pytest.raises(ValueError):
