@@ -128,10 +128,9 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
 
 
 def _opened(arrow: Any, path: Path) -> Any:
-    name = os.fspath(path)
     if not is_remote(path):
         os.close(regular(path, os.O_RDONLY))  # Arrow would wait for a pipe
-        if name.isprintable():
+        if (name := os.fspath(path)).isprintable():
             return arrow.OSFile(name, "rb")
     with reaching(path):  # one request, of the size of a shard; Arrow cannot open a name that is not UTF-8
         return arrow.BufferReader(path.read_bytes())

@@ -209,7 +209,10 @@ def test_micro_batches_add_up(name):
 def test_prompts_weigh_the_same_however_the_batch_is_cut():
     """Each prompt has 3 and 4 tokens; REINFORCE with 1 for every token: the gradient of the mean of two means."""
     algorithm = dataclasses.replace(
-        algorithms.RLOO, normalisation="prompt", advantage_fn=lambda rewards_B, ids_B, turns_BK: torch.ones(4)
+        algorithms.RLOO,
+        normalisation="prompt",
+        constant=None,
+        advantage_fn=lambda rewards_B, ids_B, turns_BK: torch.ones(4),
     )
     model = Bigram()
     table = model.table.detach().clone()
