@@ -179,8 +179,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         check_scorable(self.accelerator.unwrap_model(self.model))
         self._reference.start(self)
         self.add_callback(StepEnd(self._end_step))
-        for name, count in self.overlong_pairs.items():
-            self._metrics["train"][f"pairs/{name}"].append(float(count))
+        self._metrics["train"] |= {f"pairs/{name}": [float(n)] for name, n in self.overlong_pairs.items()}
         if self._is_online:
             self._start_online(group_filter)
 
