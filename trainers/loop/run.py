@@ -257,9 +257,16 @@ def train(
             present = replace(present, by_state=create_state_fn(collector.source.factories))
         _check_algorithm(present, state, collector)
         now = _with_max_length(settings, present, collector, max_turns)
-        how: dict[str, Any] = {"branches": present.branches, "branch_at": present.branch_at}
-        how["max_function_s"] = settings.max_function_s
-        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **how)
+        groups, played = play_generation(
+            collector,
+            n_groups,
+            group_size,
+            state.iteration,
+            prompt_loader,
+            branches=present.branches,
+            branch_at=present.branch_at,
+            max_function_s=settings.max_function_s,
+        )
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
         is_first = state.iteration == first

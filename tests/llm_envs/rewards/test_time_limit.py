@@ -109,7 +109,7 @@ def test_a_batch_is_one_call() -> None:
 
 
 def test_alarms_of_the_function_and_of_the_program_stay() -> None:
-    """As libraries use it for a limit of their own: in the main thread, with the handler put back behind it."""
+    """Libraries set an alarm in the main thread, and restore the handler afterwards."""
     rung: list[int] = []
 
     def has_its_own(trajectory: Any) -> float:

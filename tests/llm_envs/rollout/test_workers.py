@@ -685,7 +685,7 @@ class TestWire:
         "value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=lambda v: v.__name__
     )
     def test_nothing_else_is_loaded(self, value: Any) -> None:
-        """What a worker whose memory is in tatters, or that somebody else controls, could send."""
+        """A worker with damaged memory, or under the control of an attacker, could send such bytes."""
         with pytest.raises(ValueError):
             load_plain(pickle.dumps(value))
 

@@ -191,7 +191,7 @@ _DEEP = "a = ()\nfor _ in range(45): a = (a, a)\n"
 
 @pytest.mark.smoke
 def test_a_value_is_never_built_in_this_process():
-    """In a process of its own: where such a value is built, the interpreter hangs in C, and no test can stop it."""
+    """Runs in a separate process: if such a value is built, the interpreter hangs in C, and no test can stop it."""
     ends = ["{a}", "return {a}", "if a: return {1: {a}}\n5", "_llm_envs_value_ = {a}\nif a: return\n5"]
     script = (
         "import sys\nfrom llm_envs.sandbox import MontySandbox, SandboxLimits\n"
