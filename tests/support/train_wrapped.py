@@ -2,8 +2,9 @@
 
     python train_wrapped.py KIND colocate|server FOLDER [lora]
 
-This runs in a separate process: vLLM's classes of these models import torchvision, for images that no test has. Where it is not
-installed, the parent puts a package of this name on the path (`torchvision_stand_in`), before transformers is imported.
+This runs in a separate process: vLLM's classes of these models import torchvision, for images that no test has. Where
+it is not installed, the parent puts a package of this name on the path (`torchvision_stand_in`), before transformers is
+imported.
 """
 
 from __future__ import annotations

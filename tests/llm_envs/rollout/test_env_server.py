@@ -163,7 +163,7 @@ class Relay(threading.Thread):
 
 
 Change = Callable[[list[bytes]], list[bytes]]
-"""Name -> the frames that a relay sends in place of the last one."""
+"""Takes the frames so far; returns the frames that a relay sends in place of the last one."""
 
 
 def at_the_seventh(change: Change) -> Change:
