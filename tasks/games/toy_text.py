@@ -149,7 +149,7 @@ class ToyTextEnv(GameEnv):
 
     def begin(self) -> None:
         """Start in the problem's state."""
-        self._state, self._toy = self.start_state(), None
+        self._state, self._is_begun = self.start_state(), False
 
     def state(self) -> tuple[object, ...]:
         """Return Gymnasium's number of the state, its chance, and whether a passenger may still change their mind."""
@@ -164,11 +164,11 @@ class ToyTextEnv(GameEnv):
         return self.settle(float(reward), bool(terminated))
 
     def _made(self) -> Any:
-        """Return Gymnasium's environment, made when it is first needed: that takes time."""
-        if self._toy is None:
+        """Return Gymnasium's environment in this episode. It is made when it is first needed, and may be kept."""
+        if not self._is_begun:
             self._toy = self.make_toy()
             self._toy.reset(seed=self.problem["seed"])
-            self._toy.s = self._state
+            self._toy.s, self._is_begun = self._state, True
         return self._toy
 
     def _read_action(self, answer: str) -> str:
