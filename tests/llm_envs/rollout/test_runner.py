@@ -275,15 +275,15 @@ def test_a_make_or_close_that_hangs_is_named(at: str, monkeypatch: pytest.Monkey
             assert at != "close" or released.wait(120)
 
     def warn(message: str, **_: Any) -> None:
-        found.append(message)
-        released.set()
+        if f"env.{at} of Hangs" in message:  # a busy machine may be slow in the other call too
+            found.append(message)
+            released.set()
 
     monkeypatch.setattr(slow_calls, "SLOW_S", 0.1)
     monkeypatch.setattr(slow_calls, "_watcher", slow_calls._Watcher())  # one that sleeps no longer than that
     monkeypatch.setattr(warnings, "warn", warn)
     check_made(EnvMaker("Hangs-v0", {}, Hangs))
-    (message,) = found
-    assert f"env.{at}" in message and "Hangs" in message and "--workers" in message
+    assert found and all("--workers" in message for message in found)
 
 
 class Sleeps(NumbersEnv):
