@@ -78,9 +78,12 @@ def accepts_natural_forms(subject: Subject) -> str:
     natural = _natural_env(subject)
     if natural is not None:
         _require_natural_oracle(natural, finals)
+        reason = ", because 1+1=2" if _is_default(unwrap(natural)) else ""  # another parser may take the last number
         for final in _finals(subject, natural):
-            forms = [("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)]
-            for name, action in forms[: 1 if isinstance(unwrap(natural), ToolEnv) else 2]:
+            forms = [("in a sentence", f"So the answer is {final.answer}{reason}."), ("by itself", final.answer)]
+            if "```" not in final.answer:
+                forms.append(("in a fenced block by itself", f"```\n{final.answer}\n```"))
+            for name, action in forms[: 1 if isinstance(unwrap(natural), ToolEnv) else None]:
                 names.add(name)
                 where = f'{name}, with answer_form="natural",'
                 _require_win(natural, final, where, action, "or set has_natural_form = False")
@@ -225,6 +228,7 @@ def _decorated(task: TextEnv, answer: str, shown: str) -> Iterator[tuple[str, st
     if "\\" not in answer and answer.count("{") == answer.count("}"):
         yield "in a box", f"\\boxed{{{answer}}}"
     yield "in a sentence", f"The answer is {answer}"
+    yield "under a heading, after a space without width", f"**Answer:**\n\u200b{answer}"
     if answer[-1:].isalnum():
         yield "with a full stop", f"{answer}."
     if _NEGATIVE.search(answer):

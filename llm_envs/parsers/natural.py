@@ -29,13 +29,24 @@ _BARE = re.compile(r"[0-9(+-][0-9+\-*/() ]*[0-9)]")
 """Signed numbers and expressions, which have no decoration."""
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _KIND = r"(?:(?:the|my|your|our) )?(?:final |correct |right |next )*(?:answer|solution|result|guess|move|action)"
+_MARK = r"(?:\*\*|__|\*)?"
 _STATEMENT = re.compile(
-    rf"\b{_KIND}(?:\*\*)?(?: would be| will be| is| are| =|['\u2019]s|:)"
-    r"(?:,? (?:then|therefore|thus|simply|exactly|equal to))*:?(?:\*\*)?[ \t]*:?",
+    rf"(?:\b{_KIND}{_MARK}(?: would be| will be| is| are| =|['\u2019]s|:)|\u7b54\u6848(?:\u662f|\u4e3a|:))"
+    rf"(?:,? (?:then|therefore|thus|simply|exactly|equal to))*:?{_MARK}[ \t]*:?",
     re.IGNORECASE,
 )
+"""The last alternative is Chinese: "the answer is"."""
+_HEADING = re.compile(
+    rf"(?:#{{1,6}}[ \t]+)?(?P<mark>{_MARK}){_KIND}(?::(?P=mark)|(?P=mark)[ \t]*(?::|(?=\n)))\s*", re.IGNORECASE
+)
+_IS_ANSWER = re.compile(
+    r" is (?:the|my|our) (?:final |correct |right )*(?:answer|solution|result)(?=[ \t]*(?:[.!\n]|\Z))", re.IGNORECASE
+)
+_REASON = re.compile(r",?\s+(?:because|since)\b|,\s+(?:as|which|where|for|so|given)\b", re.IGNORECASE)
+_ASIDE = re.compile(r"\s+\((?:exactly|precisely|exact|in total|in all)\)\Z", re.IGNORECASE)
 _BEFORE_STATEMENT = re.compile(
-    r"(?:^|[^\w\s]|\n|\b(?:so|thus|hence|therefore|then|finally|and|now|that|means|overall|conclude|is|here|think|believe|guess|say|see|find))\s*\Z",
+    r"(?:^|[^\w\s]|\n|\b(?:so|thus|hence|therefore|then|finally|and|now|that|means|overall|conclude|is|here|think|believe|guess|say|see|find)|"
+    r"\u6240\u4ee5|\u56e0\u6b64|\u6700\u7ec8|\u6b63\u786e)\s*\Z",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?](?=\s|\Z)|\u3002|\n")
@@ -54,7 +65,8 @@ _RETRACTION = re.compile(
     re.IGNORECASE,
 )
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|then|finally|ok|okay|well|now|yes|sure|in conclusion|overall)\b[,:]?\s+|#+\s+)+",
+    r"(?:(?:so|thus|hence|therefore|then|finally|ok|okay|well|now|yes|sure|in conclusion|overall)\b[,:]?\s+|"
+    r"(?:#+|>)\s+)+",
     re.IGNORECASE,
 )
 _IS = re.compile(r"\u2192|\u21d2|\b(?:is|are|equals?|gives?|yields?|makes?)\b|(?<=\w)['\u2019]s\b", re.IGNORECASE)
@@ -84,18 +96,22 @@ _NO_UNIT = re.compile(
     re.IGNORECASE,
 )
 _FENCE = re.compile(r"```[^\S\n]*[\w+#.-]*[^\S\n]*\n")
+_FENCED_LINE = re.compile(rf"{_FENCE.pattern}[^\S\n]*([^`\n]+?)[^\S\n]*\n[^\S\n]*```(?!`)")
+_SIGNS = str.maketrans({"\u2212": "-", "\u00a0": " ", "\uff1a": ":", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff")})
+"""Signs that stand for ASCII's; those without width go."""
 
 
 def plain_answer(text: str) -> str:
     r"""Return an answer without the decoration that prose puts around it.
 
     Removed are white space, markdown's bold, code and fences (with prose around a single fence), LaTeX's `$...$`,
-    `\(...\)`, `\boxed{...}` and `\text{...}`, quotation marks, a beginning such as "The answer is", and a final full
-    stop. U+2212 becomes "-", and `{,}` a comma. The meaning of the answer does not change: "3 or 4" stays "3 or 4".
+    `\(...\)`, `\boxed{...}` and `\text{...}`, quotation marks, a beginning such as "The answer is" or "**Answer:**",
+    signs without width, and a final full stop. U+2212 becomes "-", and `{,}` a comma. The meaning of the answer does
+    not change: "3 or 4" stays "3 or 4".
     """
     if (text.isalnum() and text.isascii()) or _BARE.fullmatch(text) is not None:
         return text
-    text = text.strip().replace("\u2212", "-").replace("\u00a0", " ").replace("{,}", ",")
+    text = text.translate(_SIGNS).strip().replace("{,}", ",")
     for _ in range(_MAX_LAYERS):
         inner = _without_layer(text).strip()
         if inner == text:
@@ -132,8 +148,13 @@ def natural_answers(text: str) -> tuple[str, ...]:
     explicit = _explicit(text)
     if explicit is not None:
         return explicit
-    sentence = _last_sentence(text)
-    return tuple(dict.fromkeys([*_final_list(text), *_readings(sentence)]))
+    last = text.find("```") if text.endswith("```") and text.count("```") == 2 else text.rfind("\n") + 1
+    above = _line_above(text, last)
+    if above.endswith(":") and is_doubtful(above):
+        return ()
+    if text.startswith("```", last):
+        return (plain_answer(text),)
+    return tuple(dict.fromkeys([*_final_list(text), *_readings(_last_sentence(text))]))
 
 
 def stated_answers(text: str) -> tuple[str, ...]:
@@ -149,7 +170,8 @@ def is_doubtful(text: str) -> bool:
 def _without_layer(text: str) -> str:
     """Return the text without one layer of decoration."""
     if text.count("```") == 2 and (fence := _FENCE.search(text)) is not None:
-        return text[fence.end() : text.rfind("```")]
+        is_denied = is_doubtful(_line_above(text, fence.start()))
+        return text if is_denied else text[fence.end() : text.rfind("```")]
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : -len(closing)]
         is_pair = opening not in inner and closing not in inner
@@ -160,7 +182,8 @@ def _without_layer(text: str) -> str:
         return text[slice(*spans[0])]
     if (worded := _TEXT.fullmatch(text)) is not None:
         return worded[1]
-    if (stated := _STATEMENT.match(text)) is not None and stated.end() < len(text):
+    stated = _STATEMENT.match(text) or _HEADING.match(text)
+    if stated is not None and stated.end() < len(text):
         # A second statement may be another answer: `natural_answers` compares them.
         return text if _STATEMENT.search(text, stated.end()) else text[stated.end() :]
     if text.endswith(("\u3002", ".")) and len(text) > 1 and not text.endswith(".."):
@@ -168,9 +191,15 @@ def _without_layer(text: str) -> str:
     return text
 
 
+def _line_above(text: str, stop: int) -> str:
+    return text[:stop].rstrip().rpartition("\n")[2]
+
+
 def _on_one_line(text: str) -> str:
-    r"""Return the text with each `\[...\]` of several lines on one."""
-    return _DISPLAY.sub(r"\\[\1\\]", text.strip()) if "\\[" in text else text.strip()
+    r"""Return the text with each `\[...\]`, and each fence around one line, on one line."""
+    text = text.translate(_SIGNS).strip()
+    text = _FENCED_LINE.sub(r"`\1`", text) if "```" in text else text
+    return _DISPLAY.sub(r"\\[\1\\]", text) if "\\[" in text else text
 
 
 def _explicit(text: str) -> tuple[str, ...] | None:
@@ -210,9 +239,23 @@ def _statements(text: str) -> Iterator[tuple[str, int]]:
             continue
         else:
             value = rest if end is None else rest[: end.start()]
-        value = plain_answer(value.replace("**", "", 1) if value.count("**") == 1 else value)  # **The answer is 12**
-        if value:
+        value = value.replace("**", "", 1) if value.count("**") == 1 else value  # **The answer is 12**
+        if value := plain_answer(_without_reason(value)):
             yield value, text.find(rest, start) + (len(items or rest) if end is None else end.end())
+    for match in islice(_IS_ANSWER.finditer(text), _MAX_STATEMENTS):
+        head = _head(text, match.start()).strip()
+        lead = _LEAD.match(head)
+        value = plain_answer(head if lead is None else head[lead.end() :])
+        if value and not _is_denied(head):
+            yield value, match.end()
+
+
+def _without_reason(stated: str) -> str:
+    """Return a stated answer without the reason that follows it, unless that takes the answer back."""
+    reason = _REASON.search(stated)
+    if reason is None or _RETRACTION.search(stated, reason.end()) or _HEDGE.search(stated, reason.end()):
+        return stated
+    return stated[: reason.start()]
 
 
 def _head(text: str, stop: int) -> str:
@@ -258,6 +301,7 @@ def _readings(sentence: str) -> tuple[str, ...]:
         return ()
     if _DENIAL.search(sentence) is not None:  # a part of "I will not go up" means the opposite
         return (whole,)
+    sentence = _without_reason(sentence)
     lead = _LEAD.match(sentence)
     clean = (sentence if lead is None else sentence[lead.end() :]).strip()
     bold = set(_BOLD.findall(sentence))
@@ -271,7 +315,8 @@ def _readings(sentence: str) -> tuple[str, ...]:
     elif will is None:
         *_, last = [None, *_IS.finditer(clean)]
         found += [clean[part.end() :] for part in (last, _LABEL.match(clean)) if part is not None]
-    return tuple(dict.fromkeys(filter(None, [*map(plain_answer, [*found, clean]), whole])))
+    found += [clean, _ASIDE.sub("", clean)]
+    return tuple(dict.fromkeys(filter(None, [*map(plain_answer, found), whole])))
 
 
 def _last_side(equation: str) -> list[str]:

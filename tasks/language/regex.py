@@ -61,7 +61,7 @@ class RegexEnv(SingleTurnEnv):
     problem_fields = {"pattern": str, "match": list, "reject": list}
     instructions = "Write one regular expression, and nothing else in the answer."
     answer_example = r"item-\d{3,5}"
-    plain_answer = staticmethod(without_fence)
+    plain_answer = staticmethod(lambda answer: _MARKED.sub(r"\2", without_fence(answer)))
     has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
@@ -122,6 +122,8 @@ class RegexEnv(SingleTurnEnv):
 
 
 _GROUP = re.compile(r"(?<!\\)\(\?:")
+_MARKED = re.compile(r"\A(\*\*|\$)(.+)\1\Z", re.DOTALL)
+"""Bold or a formula: no pattern begins with these signs."""
 
 
 def _fits(pattern: Pattern, problem: Mapping[str, Any]) -> bool:

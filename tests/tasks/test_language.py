@@ -358,6 +358,8 @@ TEXT = {"rules": [["sentences", 1], ["first", "owls"], ["marks", "."]], "example
         ("Extraction", DELIVERIES, "[K27, M81]"),
         ("Regex", REGEX, "`a+b`"),
         ("Regex", REGEX, "^a+b$"),
+        ("Regex", REGEX, "**a+b**"),
+        ("Regex", REGEX, "$a+b$"),
         ("Regex", REGEX, "(?:a)+b"),
         ("Regex", REGEX, "The pattern is:\n```\na+b\n```"),
     ],

@@ -18,6 +18,13 @@ PLAIN = {
     **{"**3*4 + 2**": "3*4 + 2", r"\(\frac{1}{2}\)": r"\frac{1}{2}"},
     "Here is the query:\n```sql\nSELECT 1\n```\nIt counts.": "SELECT 1",
     "```python\ndef f(xs):\n    return xs\n```": "def f(xs):\n    return xs",
+    **dict.fromkeys(
+        ["\u200b42", "42\ufeff", "Answer\uff1a42", "\u7b54\u6848\u662f 42\u3002", "\u7b54\u6848\uff1a42"], "42"
+    ),
+    **dict.fromkeys(["**Answer:** 42", "**Answer**: 42", "# Answer\n42", "## Final answer\n\n**42**"], "42"),
+    **dict.fromkeys(["Answer\n42", "**Answer**\n42", "*Answer:* 42", "__Answer:__ 42", "### Answer: 42"], "42"),
+    "**Answer:** Norbert Quayle": "Norbert Quayle",
+    "# Answer\n12 34\n56 78": "12 34\n56 78",
     # These say something else without the characters, or are not decorated as a whole.
     **{text: text for text in ["3.5", "**a** or **b**", "$x$ + $y$", "`a` `b`", r"\frac12", "...", "-", "", "3 or 4"]},
     **{text: text for text in ["The answer is 3. The answer is 4", r"\(x\) or \(y\)", "*a* or *b*", "2**3**4"]},
@@ -67,10 +74,34 @@ def test_decoration_goes_and_the_answer_stays(text):
                 "Not 13, I made a mistake there. The answer is 12.",
             )
         ),
+        *(
+            (text, "12")
+            for text in (
+                *("The answer is 12, because 1+1=2.", "The answer is 12 since 3 = 3.", "12, because 1+1=2."),
+                *("The answer is 12, which equals 6+6.", "The answer is **12**, so x = 3.", "So 12 is the answer."),
+                *(
+                    "12 is the correct answer.",
+                    "We are done. 12 is the answer",
+                    "Hence 12 is the answer.\nThe answer is 12.",
+                ),
+                *("```\n12\n```", "```text\n12\n```", "Here it is:\n```\n12\n```", "The answer is:\n```\n12\n```"),
+                *(
+                    "Answer\uff1a12",
+                    "\u7b54\u6848\u662f 12\u3002",
+                    "\u6240\u4ee5\u7b54\u6848\u662f 12\u3002",
+                    "12\u200b",
+                    "The answer is 12\u200b.",
+                ),
+                *("*Answer:* 12", "# Answer\n12", "> 12", "The answer is \u200b**12**."),
+            )
+        ),
         (r"Thus $x = \frac{27}{10}$.", r"\frac{27}{10}"),
         ("The kinds are:\n- Ada: knight\n- Ben: knave", "- Ada: knight\n- Ben: knave"),
         ("The answer is:\n\n1. Valid\n2. Invalid\n\nI hope this helps.", "1. Valid\n2. Invalid"),
         ("x = 1\ny = 2", "x = 1\ny = 2"),
+        ("```\n1 2\n2 1\n```", "1 2\n2 1"),
+        ("The grid is:\n```\n1 2\n2 1\n```", "1 2\n2 1"),
+        ("The answer is Norbert Quayle, because he was born there.", "Norbert Quayle"),
     ],
 )
 def test_one_answer_is_found_in_prose(text, first):
@@ -85,6 +116,9 @@ HEDGED += [
     "The answer is 3. No, it is something else.",
     r"\boxed{3} is wrong.",
 ]
+HEDGED += ["3 is the answer. 4 is the answer.", "The answer is 3. So 4 is the answer.", "3 or 4 is the answer."]
+HEDGED += ["It could be this:\n```\n3\n4\n```", "The answer is 3.\n```\n4\n```\nThe answer is 4."]
+HEDGED += ["\u7b54\u6848\u662f 3\u3002\u7b54\u6848\u662f 4\u3002", "The answer is 3, or rather 4, because 1 = 1."]
 HEDGED += [r"It is not \boxed{3}.", "The answer is 3. I am not sure."]
 
 
@@ -109,6 +143,19 @@ DENIED += [
     "It is silly to go up",
     "anything except 5",
     "5 thousand",
+]
+DENIED += [
+    "I doubt that 5 is the answer.",
+    "5 is not the answer.",
+    "The answer is 5, which is wrong.",
+    "5 (or 6)",
+    "5 (thousand)",
+]
+DENIED += [
+    "It is not so that 5 is the answer.",
+    "The answer is 5, because I am not sure.",
+    "Not this:\n5",
+    "Not this:\n```\n5\n```",
 ]
 DENIED += ["5 but negative", "5 dozen", "5 squared", "5k", "5%", "minus 5", "half of 5", "5 if lucky"]
 
