@@ -31,7 +31,8 @@ _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _KIND = r"(?:(?:the|my|your|our) )?(?:final |correct |right |next )*(?:answer|solution|result|guess|move|action)"
 _MARK = r"(?:\*\*|__|\*)?"
 _STATEMENT = re.compile(
-    rf"(?:\b{_KIND}{_MARK}(?: would be| will be| is| are| =|['\u2019]s|:)|\u7b54\u6848(?:\u662f|\u4e3a|:))"
+    rf"(?:\b{_KIND}{_MARK}(?: would be| will be| should be| must be| comes (?:out )?to| is| are| =|['\u2019]s|:)|"
+    r"\u7b54\u6848(?:\u662f|\u4e3a|:))"
     rf"(?:,? (?:then|therefore|thus|simply|exactly|equal to))*:?{_MARK}[ \t]*:?",
     re.IGNORECASE,
 )
@@ -69,7 +70,10 @@ _LEAD = re.compile(
     r"(?:#+|>)\s+)+",
     re.IGNORECASE,
 )
-_IS = re.compile(r"\u2192|\u21d2|\b(?:is|are|equals?|gives?|yields?|makes?)\b|(?<=\w)['\u2019]s\b", re.IGNORECASE)
+_IS = re.compile(
+    r"\u2192|\u21d2|\b(?:is equal to|comes out to|is|are|equals?|gives?|yields?|makes?)\b|(?<=\w)['\u2019]s\b",
+    re.IGNORECASE,
+)
 _I_WILL = re.compile(
     r"(?:(?:I|we)(?:['\u2019]ll| will| would| should| choose to| want to| am going to)?|let['\u2019]s|let (?:me|us)) ",
     re.IGNORECASE,
@@ -97,6 +101,9 @@ _NO_UNIT = re.compile(
 )
 _FENCE = re.compile(r"```[^\S\n]*[\w+#.-]*[^\S\n]*\n")
 _FENCED_LINE = re.compile(rf"{_FENCE.pattern}[^\S\n]*([^`\n]+?)[^\S\n]*\n[^\S\n]*```(?!`)")
+_CHEERS = "\u2705\u2714\u2728\u27a1\ufe0f\U0001f389\U0001f600-\U0001f64f"
+_CHEER = re.compile(rf"\A[{_CHEERS}]+\s*(?=[^{_CHEERS}\s])|(?<=[^{_CHEERS}\s])\s*[{_CHEERS}]+\Z")
+"""Check marks, faces and the like around an answer."""
 _SIGNS = str.maketrans({"\u2212": "-", "\u00a0": " ", "\uff1a": ":", **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff")})
 """Signs that stand for ASCII's; those without width go."""
 
@@ -106,12 +113,12 @@ def plain_answer(text: str) -> str:
 
     Removed are white space, markdown's bold, code and fences (with prose around a single fence), LaTeX's `$...$`,
     `\(...\)`, `\boxed{...}` and `\text{...}`, quotation marks, a beginning such as "The answer is" or "**Answer:**",
-    signs without width, and a final full stop. U+2212 becomes "-", and `{,}` a comma. The meaning of the answer does
-    not change: "3 or 4" stays "3 or 4".
+    signs without width, check marks and faces, and a final full stop. U+2212 becomes "-", and `{,}` a comma. The
+    meaning of the answer does not change: "3 or 4" stays "3 or 4".
     """
     if (text.isalnum() and text.isascii()) or _BARE.fullmatch(text) is not None:
         return text
-    text = text.translate(_SIGNS).strip().replace("{,}", ",")
+    text = _CHEER.sub("", text.translate(_SIGNS).strip()).replace("{,}", ",")
     for _ in range(_MAX_LAYERS):
         inner = _without_layer(text).strip()
         if inner == text:

@@ -92,6 +92,7 @@ def test_decoration_goes_and_the_answer_stays(text):
                     "12\u200b",
                     "The answer is 12\u200b.",
                 ),
+                *("The answer is 12 \u2705", "The answer should be 12.", "It comes out to 12.", "This is equal to 12."),
                 *("*Answer:* 12", "# Answer\n12", "> 12", "The answer is \u200b**12**."),
             )
         ),
