@@ -841,6 +841,19 @@ def test_a_checkpoint_that_was_killed_in_the_writing_is_never_found(tiny_folder,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration-000001", "iteration-000002"]
 
 
+def test_a_checkpoint_replaces_links_of_its_name(tiny_folder, tmp_path):
+    state, run, folder = create_again(tiny_folder), tmp_path / "run", tmp_path / "folder"
+    run.mkdir()
+    folder.mkdir()
+    (folder / "state.json").write_text("important")
+    for name in ("iteration-000001", ".iteration-000001.partial"):
+        (run / name).symlink_to(folder)
+    create_checkpoint_fn(run)(dataclasses.replace(state, iteration=1), is_best=False)
+    assert [path.name for path in run.iterdir()] == ["iteration-000001"]
+    assert load_training_state(run / "iteration-000001", state).iteration == 1
+    assert [path.read_text() for path in folder.iterdir()] == ["important"]
+
+
 def test_random_numbers_go_on(tiny_folder, tmp_path):
     import random
 
