@@ -151,16 +151,16 @@ def terminated_as_interrupted() -> Iterator[list[str]]:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends, even in a loop; elsewhere than on Linux a thread does it.
+    """Make the kernel kill this process when its parent ends, even in a loop. Without such a kernel a thread does it.
 
     Only for a process that its parent starts in its main thread: Linux counts the end of the thread that started it.
     """
-    parent = os.getppid()
+    parent, is_set = os.getppid(), False
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
-    else:
+        is_set = ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL)) == 0
+    if not is_set:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it has ended in between
         os._exit(1)
