@@ -122,8 +122,8 @@ def write_hub_folder(
     for number, file in enumerate(files):
         file.rename(data / f"train-{number:05d}-of-{len(files):05d}.parquet")
     card = _card(repo_id, license, _settings(run), counts)
-    with open(Path(folder) / "README.md", "w", encoding="utf-8", errors="replace", opener=replacing) as file:
-        file.write(card)
+    with open(Path(folder) / "README.md", "w", encoding="utf-8", errors="replace", opener=replacing) as readme:
+        readme.write(card)
     return counts.n
 
 
