@@ -1,4 +1,4 @@
-"""Watch processes that we start, end commands by signals, and reset shared state in forked children.
+"""Watch processes that we start, end commands by signals and with their host, and reset state in forked children.
 
 A starting process is judged by its progress and not by a timeout: on a busy machine, an import that usually takes a
 second may take a minute.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ __all__ = [
     "children_of",
     "end_quietly_until_started",
     "end_with_parent",
+    "ended_with_this_process",
     "forget_after_fork",
     "processors",
     "terminated_as_interrupted",
@@ -149,16 +151,16 @@ def terminated_as_interrupted() -> Iterator[list[str]]:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends, even in a loop; elsewhere than on Linux a thread does it.
+    """Make the kernel kill this process when its parent ends, even in a loop. Without such a kernel a thread does it.
 
     Only for a process that its parent starts in its main thread: Linux counts the end of the thread that started it.
     """
-    parent = os.getppid()
+    parent, is_set = os.getppid(), False
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
-    else:
+        is_set = ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL)) == 0
+    if not is_set:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it has ended in between
         os._exit(1)
@@ -171,6 +173,38 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def ended_with_this_process(group: int) -> Iterator[None]:
+    """Kill a group of processes if this process ends, even by SIGKILL, while the context lasts.
+
+    For programs of others, which cannot call `end_with_parent`: a process beside them waits for this one's end.
+
+    Args:
+        group: Id of the group. Processes that have left it are not killed.
+    """
+    watch = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCH, str(os.getpid()), str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # whoever kills this process's group does not kill the watch too
+    )
+    try:
+        yield
+    finally:
+        watch.kill()
+        watch.communicate()
+
+
+_WATCH = """
+import os, select, signal, sys
+host, group = map(int, sys.argv[1:])
+while os.getppid() == host and not select.select([0], [], [], 1.0)[0]:  # a forked process may hold the pipe too
+    pass
+os.killpg(group, signal.SIGKILL)
+"""
 
 
 def processors() -> int:

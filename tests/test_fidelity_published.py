@@ -1,6 +1,7 @@
 """The certificates of the tasks over published data: the stored comparisons, and a part of each repeated."""
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from proof.fidelity.compare import RESULTS
 from proof.fidelity.published import BENCHMARKS
 from proof.fidelity.published_departures import DEPARTURES
+from proof.fidelity.published_rules import runs
 
 pytestmark = pytest.mark.pages
 
@@ -47,6 +49,20 @@ def test_a_part_again(name):
     record = json.loads(done.stdout.splitlines()[-1])
     assert record["outputs"] >= 100
     check(record, name)
+
+
+@pytest.mark.smoke
+def test_a_system_without_a_limit_of_memory_says_so_and_programs_are_still_judged(monkeypatch):
+    """macOS refuses RLIMIT_AS."""
+
+    def refuse(*limit):
+        raise ValueError
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.warns(UserWarning, match="RLIMIT_AS"):
+        assert runs("pass")
+    with pytest.warns(UserWarning, match="RLIMIT_AS"):
+        assert not runs("assert False")
 
 
 def test_the_page_has_the_certificates():

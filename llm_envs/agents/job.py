@@ -2,8 +2,9 @@
 
 1. `AgentRun` plays one episode where it is called. It pickles if the agent does, so it may go to a worker.
 2. A job's `done` gets the agent's result or exception, once.
-3. `AgentJob.cancel` ends a coroutine at its next await and kills a command with all its children. A plain function
-   cannot be ended: its next request is refused, and its thread, a daemon, is left behind if it never comes back.
+3. `AgentJob.cancel` ends a coroutine at its next await and kills a command with all its children; the end of this
+   process kills them too. A plain function cannot be ended: its next request is refused, and its thread, a daemon, is
+   left behind if it never comes back.
 4. `WorkerJob.cancel` (`worker`) kills the worker's process, whatever the agent does there.
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 from llm_envs.agents.server import Endpoint
 from llm_envs.agents.task import EnvTask, TaskReport
 from llm_envs.errors import LLMEnvsError, MissingExtraError
+from llm_envs.processes import ended_with_this_process
 from llm_envs.rollout.workers.runner import Target, make_env
 
 __all__ = [
@@ -180,7 +182,8 @@ class AgentRun:
 
             on_cancel(kill)
             try:
-                code = process.wait()
+                with ended_with_this_process(process.pid):
+                    code = process.wait()
             finally:
                 kill()  # children that it left behind
                 process.wait()

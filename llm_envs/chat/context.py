@@ -64,8 +64,9 @@ class Codec(Protocol):
 ViewFn = Callable[[tuple[Message, ...]], "Sequence[Message] | Awaitable[Sequence[Message]]"]
 """All messages so far -> the messages that the model sees. Called before each turn except the first.
 
-A plain function runs on the event loop, where no limit can end it, so it must be quick. A function that asks a service
-should be asynchronous; `RolloutLimits.max_policy_s` and `max_episode_s` apply to it."""
+A plain function runs on the event loop and holds up all episodes, so it must be quick. A function that asks a service
+should be asynchronous; `RolloutLimits.max_policy_s` and `max_episode_s` apply to it. A training also limits both kinds
+(`max_function_s`)."""
 ContextFn = ViewFn | Summarize
 """A function of the messages so far, or `Summarize`, which asks the policy itself."""
 

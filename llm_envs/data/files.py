@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import BinaryIO, cast
 
 from llm_envs.data.storage import is_remote
 
-__all__ = ["open_bytes", "own", "read_text", "regular", "replacing"]
+__all__ = ["open_bytes", "own", "read_text", "regular", "remove", "remove_link", "remove_links", "replacing"]
+
+_LOG = logging.getLogger(__name__)
 
 _EXTRA = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -52,6 +56,46 @@ def replacing(path: str | os.PathLike[str], flags: int) -> int:
     with suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags | _EXTRA | os.O_EXCL, 0o666)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with its contents, or a file or link if it is one. Links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_link(path: Path, *, to_folder: bool = True) -> None:
+    """Remove a link, a hard link or a pipe where code of others, which would follow it, is to write.
+
+    Args:
+        path: Of a file or folder, which need not exist.
+        to_folder: Also remove a link to a folder.
+    """
+    if not os.path.lexists(path):
+        return
+    found = path.lstat()
+    is_plain = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
+    if not is_plain and (to_folder or not path.is_dir()):
+        _LOG.warning("%s is a link or a pipe. It is removed, because a file or folder is to be written there.", path)
+        path.unlink()
+
+
+def remove_links(folder: Path, *, deep: bool = False) -> None:
+    """Remove links to files, hard links and pipes from a folder; see `remove_link`.
+
+    Args:
+        folder: The folder, which need not exist.
+        deep: Also remove those in its subfolders, links to folders, and `folder` itself if it is a link.
+    """
+    if deep:
+        remove_link(folder)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            remove_link(Path(place, name), to_folder=deep)
+        if not deep:
+            return
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import replacing
 from llm_envs.data.folder import read_manifest
 from llm_envs.data.parquet import write_shard
 from llm_envs.data.storage import as_path
@@ -121,7 +122,8 @@ def write_hub_folder(
     for number, file in enumerate(files):
         file.rename(data / f"train-{number:05d}-of-{len(files):05d}.parquet")
     card = _card(repo_id, license, _settings(run), counts)
-    (Path(folder) / "README.md").write_text(card, encoding="utf-8", errors="replace")
+    with open(Path(folder) / "README.md", "w", encoding="utf-8", errors="replace", opener=replacing) as readme:
+        readme.write(card)
     return counts.n
 
 

@@ -1,7 +1,8 @@
-"""A limit of time for functions of the user: rewards, shaping, filters, selectors.
+"""A limit of time for functions of the user: rewards, shaping, filters, selectors, contexts, advantages.
 
 In the main thread the function runs where it always ran, and the alarm signal interrupts it: loops, sleeps, sockets and
-regular expressions. In another thread, which no signal reaches, it runs in a daemon thread that is left behind.
+regular expressions. In another thread, which no signal reaches, it runs in a daemon thread that is left behind. What an
+asynchronous function returns is cancelled.
 
 Code that neither ends (a library that ignores signals and holds Python's lock) is ended with its process, `GRACE_S`
 later, and Python prints where it was.
@@ -9,22 +10,24 @@ later, and Python prints where it was.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import faulthandler
 import functools
+import inspect
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from llm_envs.errors import InvalidConfigError, TimeLimitError
-from llm_envs.types import Trajectory, TrajectoryGroup
+from llm_envs.types import Message, Trajectory, TrajectoryGroup
 
 __all__ = ["GRACE_S", "limited"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
 
 GRACE_S = 30.0
 """Seconds after the limit until the process is ended."""
@@ -40,7 +43,7 @@ def limited(function: F, limit_s: float | None, what: str) -> F:
     """Return a function whose calls, and those of its `score_batch`, may take `limit_s` seconds; None: any time.
 
     Args:
-        function: Takes a trajectory, a group or several trajectories.
+        function: Takes a trajectory, a group, several trajectories or messages. What is no function is returned as is.
         limit_s: Seconds.
         what: Kind and name of the function, for the error.
 
@@ -48,7 +51,7 @@ def limited(function: F, limit_s: float | None, what: str) -> F:
         TimeLimitError: (When called) after that time.
         InvalidConfigError: If the limit is not above 0.
     """
-    if limit_s is None:
+    if limit_s is None or not callable(function):
         return function
     if not limit_s > 0:
         raise InvalidConfigError(f"max_function_s={limit_s!r}; it must be above 0, or None.")
@@ -56,7 +59,9 @@ def limited(function: F, limit_s: float | None, what: str) -> F:
     def under_limit(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return _run(functools.partial(call, *args, **kwargs), limit_s, lambda: _late(what, limit_s, args))
+            late = functools.partial(_late, what, limit_s, args)
+            result = _run(functools.partial(call, *args, **kwargs), limit_s, late)
+            return _awaited(result, limit_s, late) if inspect.isawaitable(result) else result
 
         return run
 
@@ -81,6 +86,8 @@ def _row(given: Any) -> str:
         return f"group {given.group_id!r}"
     if isinstance(given, Sequence) and given and isinstance(given[0], Trajectory):
         return f"{len(given)} episodes, the first {_row(given[0])}"
+    if isinstance(given, Sequence) and given and isinstance(given[0], Message):
+        return f"{len(given)} messages, the last {given[-1].content!r:.80}"
     return ""
 
 
@@ -94,6 +101,16 @@ def _run(call: Callable[[], Any], limit_s: float, late: Callable[[], TimeLimitEr
         return _run_beside(call, limit_s, late)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+async def _awaited(result: Awaitable[Any], limit_s: float, late: Callable[[], TimeLimitError]) -> Any:
+    try:
+        async with asyncio.timeout(limit_s) as scope:
+            return await result
+    except TimeoutError:
+        if not scope.expired():
+            raise  # the function's own
+        raise late() from None
 
 
 def _run_here(call: Callable[[], Any], limit_s: float, late: Callable[[], TimeLimitError]) -> Any:

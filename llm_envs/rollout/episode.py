@@ -25,7 +25,14 @@ from typing import Any, Literal, cast
 
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.chat.summarize import Summarize
-from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError, NoEnvServerError
+from llm_envs.errors import (
+    ContextFullError,
+    EnvContractError,
+    InvalidConfigError,
+    JudgeError,
+    NoEnvServerError,
+    TimeLimitError,
+)
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
@@ -185,7 +192,8 @@ class _OutOfTokens(Exception):
 class _attribute_errors_to:
     """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time.
 
-    A lack of environment servers passes too: every other episode lacks them as well, so the run must end.
+    A lack of environment servers passes too: every other episode lacks them as well, so the run must end. So does
+    a context function that exceeds `max_function_s`.
     """
 
     __slots__ = ("where",)
@@ -201,6 +209,8 @@ class _attribute_errors_to:
             return
         # Not a subclass: an error of this name that a worker reports (`wire.revive`) ends its episode, not the run.
         if type(error) is NoEnvServerError and self.where == "env.make":
+            return
+        if type(error) is TimeLimitError and self.where == "policy":
             return
         # Also catches SystemExit: a tool that calls exit() ends its episode, not the run. Only exceptions from outside
         # pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the runner has already

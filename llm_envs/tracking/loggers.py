@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from llm_envs.data.files import read_text, replacing
+from llm_envs.data.files import own, read_text, regular, replacing
 from llm_envs.data.json_files import NO_JSON, problem_of
 from llm_envs.errors import MissingExtraError, StoreError
 
@@ -73,7 +73,7 @@ def jsonl_logger(path: str | Path) -> Logger:
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        with target.open("a", encoding="utf-8") as file:
+        with open(target, "a", encoding="utf-8", opener=own) as file:
             file.write(json.dumps({"step": int(step)} | values, allow_nan=False) + "\n")
 
     return log
@@ -93,12 +93,12 @@ def csv_logger(path: str | Path) -> Logger:
         row |= {name: float(value) if math.isfinite(value) else "" for name, value in metrics.items()}
         columns = _csv_columns(target)
         if columns is not None and row.keys() <= set(columns):
-            with target.open("a", encoding="utf-8", newline="") as file:
+            with open(target, "a", encoding="utf-8", newline="", opener=own) as file:
                 csv.DictWriter(file, columns).writerow(row)
             return
         rows: list[dict[str, Any]] = []
         if columns is not None:
-            with target.open(encoding="utf-8", newline="") as file:
+            with open(target, encoding="utf-8", newline="", opener=regular) as file:
                 rows = list(csv.DictReader(file))
         temporary = target.with_name(target.name + ".tmp")
         with open(temporary, "w", encoding="utf-8", newline="", opener=replacing) as file:
@@ -114,11 +114,11 @@ def _csv_columns(path: Path) -> list[str] | None:
     """Return the columns of a table, or None for a new file; remove an incomplete last row."""
     if not path.exists():
         return None
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=own) as file:
         content = file.read()
         if not content.endswith(b"\n"):
             file.truncate(content.rfind(b"\n") + 1)
-    with path.open(encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8", newline="", opener=regular) as file:
         return next(csv.reader(file), None)
 
 

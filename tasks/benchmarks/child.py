@@ -54,11 +54,11 @@ def limit_memory() -> bool:
 
 def end_with_parent(lifeline: int) -> None:
     """End when the other end of a pipe closes, on Linux even in a regular expression that backtracks for ever."""
-    if hasattr(fcntl, "F_SETSIG"):
+    try:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-    else:
+    except (AttributeError, OSError):  # a system without F_SETSIG
         threading.Thread(target=lambda: os._exit(len(os.read(lifeline, 1))), daemon=True).start()
     if select.select([lifeline], [], [], 0)[0]:  # it had already closed
         os._exit(1)

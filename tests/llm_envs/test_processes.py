@@ -29,10 +29,18 @@ def running(code: str) -> Iterator[int]:
         process.wait()
 
 
-def test_a_process_in_a_loop_ends_with_its_parent() -> None:
-    child = "import os; from llm_envs.processes import end_with_parent as e; e(); print(os.getpid(), flush=True)"
-    loop = "import re; re.match(r'(a+)+$', 'a' * 60 + 'b')"  # no other thread runs meanwhile
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {f'{child}; {loop}'!r}])"
+REFUSE = "import ctypes; ctypes.CDLL = lambda name: type('', (), {'prctl': lambda *call: -1})()"
+
+
+@pytest.mark.parametrize(
+    ("before", "loop"),
+    [("pass", "import re; re.match(r'(a+)+$', 'a' * 60 + 'b')"), (REFUSE, "while True: pass")],
+    ids=["while no other thread runs", "without a signal of the kernel"],
+)
+def test_a_process_in_a_loop_ends_with_its_parent(before: str, loop: str) -> None:
+    start = f"from llm_envs.processes import end_with_parent; {before}; end_with_parent()"
+    child = f"{start}; print('started', flush=True); exec({loop!r})"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline()

@@ -84,6 +84,14 @@ def test_a_system_without_a_limit_of_memory_says_so_and_still_answers(scorer, tm
         assert scorer.ask({"n": 21}, 60.0)["double"] == 42
 
 
+def test_a_system_that_sends_no_signal_when_a_pipe_closes_is_no_obstacle(scorer, tmp_path, monkeypatch):
+    """F_SETSIG may be missing or refused; a thread then waits for the pipe."""
+    refuse = "import fcntl\ndef refuse(*call): raise OSError\nfcntl.fcntl = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert scorer.ask({"n": 21}, 60.0)["double"] == 42
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
 def test_a_scorer_without_a_processor_is_an_error_and_no_answer(scorer):
     os.kill(scorer.ask({"n": 1}, 60.0)["pid"], signal.SIGSTOP)

@@ -1,7 +1,7 @@
-"""From episodes to the batch of a loss: rows of tokens, advantages, and shares of an optimizer step.
+"""From episodes to the batch of a loss: rows of tokens, and shares of an optimizer step.
 
 The plain loop makes its `Batch` at once (`make_batch`). TRL's trainers take rows (`rollout_output`), which TRL pads,
-scores, shuffles and splits, and `batch_from_trl` reads them back. `with_advantages` serves both.
+scores, shuffles and splits, and `batch_from_trl` reads them back. `advantages.with_advantages` serves both.
 
 Invariants:
 1. The first rows are the episodes in order; the further rows of forked episodes follow; then rows that only fill up.
@@ -10,60 +10,41 @@ Invariants:
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from llm_envs.errors import InvalidConfigError, ReplayError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
-from llm_envs.rollout.fork import state_keys
-from llm_envs.rollout.fork_policy import episode_name
-from llm_envs.sources.source import EnvFactory
 from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers
 from llm_envs.trainers.bridge.kept import check_kept
-from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.kl import kl_in_reward
-from llm_envs.trainers.functional.masking import Normalisation, group_token_counts, zero_masked
-from llm_envs.trainers.functional.turns import spread_turns
+from llm_envs.trainers.functional.masking import Normalisation
 from llm_envs.types import KeptTokens, Row, SamplingParams, Trajectory
 
 __all__ = [
     "OWN_IMPORTANCE_MODES",
     "REWARD_FIELD",
-    "Scored",
-    "StateFn",
     "StepShares",
     "batch_from_trl",
     "create_column_reader",
-    "create_state_fn",
     "fork_owners",
     "make_batch",
-    "own_turns",
     "pad_rows",
     "reward_from_field",
     "reweighed",
     "rollout_output",
     "slice_rows",
-    "token_advantages",
-    "turn_matrix",
-    "turn_penalties",
     "two_columns",
-    "with_advantages",
 ]
 
 OWN_IMPORTANCE_MODES = ("turn", "geometric")
 """Prefixes of the importance-sampling modes that we add to TRL's."""
-StateFn = Callable[[Trajectory], Sequence[Hashable]]
-"""`trajectory -> a key for each turn`: equal where turns of one group began in one state."""
 REWARD_FIELD = "trajectory_reward"
 """Extra column that carries each row's reward from the rollout to the reward function."""
 
@@ -245,177 +226,6 @@ def make_batch(
     return replace(batch, **moved)
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """The inputs of a generation's advantages: its E episodes, those of all processes."""
-
-    rewards_E: torch.Tensor
-    """Their rewards, float32; NaN for an episode without a score."""
-    group_ids_E: torch.Tensor
-    is_mine_E: torch.Tensor
-    """Whether this process played the episode."""
-    learns_E: torch.Tensor
-    """Whether the episode's first row has a trained token."""
-    kl_BT: torch.Tensor | None
-    """The KL estimates of this process's tokens, if the KL counts in the reward or in the advantages."""
-
-    @property
-    def pair_rewards_E(self) -> torch.Tensor:
-        """The rewards to form pairs by: NaN too for an episode without a trained token."""
-        return self.rewards_E.masked_fill(~self.learns_E, torch.nan)
-
-
-def with_advantages(
-    batch: Batch,
-    algorithm: Algorithm,
-    credit: EpisodeRewards,
-    *,
-    kl_coef: float | None = None,
-    state_fn: StateFn = state_keys,
-    gather: Callable[[list[Any]], list[Any]] | None = None,
-    process_index: int = 0,
-) -> tuple[Batch, Scored]:
-    """Return a whole generation with advantages, with the KL subtracted as `kl_in` asks.
-
-    With "reward", each turn's reward loses the KL of its tokens before advantages; with "advantage", each token's
-    advantage loses its own KL afterwards.
-
-    The batch's `rewards_B`, by which pairs are formed, become NaN for episodes that are not trained on.
-
-    Args:
-        batch: The rows of the episodes of `credit`; with `policy_logps_BT` and `ref_logps_BT` if the KL counts in the
-            reward or in the advantages.
-        algorithm: Its `advantage_fn` gets one row per episode. Without one (PPO) the batch gets no advantages.
-        credit: The episodes and rewards of this process.
-        kl_coef: The present coefficient of the KL; None: the algorithm's.
-        state_fn: Names the state before each turn of an episode, if the algorithm is `by_state` without a function.
-        gather: Joins a list of objects over all processes; None: there is one process.
-        process_index: Index of this process.
-
-    Raises:
-        InvalidConfigError: If an episode has several rows and the algorithm weighs each row alike, or the batch lacks
-            the log-probabilities of such a KL.
-    """
-    has_forks = any(len(trajectory.rows) > 1 for trajectory in credit.trajectories)
-    if has_forks and (algorithm.normalisation == "sequence" or algorithm.pair_loss_fn is not None):
-        raise InvalidConfigError(
-            f"an episode has several rows, and {algorithm.name!r} weighs each row alike: take one that is normalised "
-            "by tokens, prompts or a constant, without pairs, or history='append' and no context function."
-        )
-    rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
-    kl_BT = _paid_kl(batch, algorithm)
-    coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
-    assert not callable(coefficient), "a schedule's coefficient of now is given as kl_coef"
-    if kl_BT is not None and algorithm.kl_in == "reward":
-        penalties = turn_penalties(coefficient * kl_BT, batch.mask_BT, credit.trajectories)
-        rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
-        # strict=False: an episode without a score has no turn rewards, while every turn has a penalty.
-        turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
-    if algorithm.normalisation == "prompt":
-        group_ids_B = _group_ids(batch, credit)
-        batch = replace(batch, group_tokens_B=group_token_counts(batch.mask_BT, group_ids_B))
-    # The process is part of the key: after the gather it tells which episodes are our own.
-    mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
-    learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
-    # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    turns = [own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
-    everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
-    if gather is not None:
-        everything = gather(everything)
-    numbers: dict[tuple[int, str], int] = {}
-    scored = Scored(
-        rewards_E=torch.tensor([reward for _, reward, *_ in everything], dtype=torch.float32),
-        group_ids_E=torch.tensor([numbers.setdefault(group, len(numbers)) for group, *_ in everything]),
-        is_mine_E=torch.tensor([group[0] == process_index for group, *_ in everything]),
-        learns_E=torch.tensor([learns for *_, learns, _ in everything]),
-        kl_BT=kl_BT,
-    )
-    if batch.rewards_B is not None:
-        rewards_B = torch.full_like(batch.rewards_B, torch.nan)
-        rewards_B[: len(mine)] = scored.pair_rewards_E[scored.is_mine_E].to(rewards_B)
-        batch = replace(batch, rewards_B=rewards_B)
-    if algorithm.advantage_fn is None:
-        return batch, scored
-    given = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
-    if algorithm.by_state:
-        given.append(_state_numbers([states for *_, states in everything], width=given[-1].shape[1]))
-    advantages = algorithm.advantage_fn(*given)
-    own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
-    n_rows, n_tokens = batch.mask_BT.shape
-    spread = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
-    if kl_BT is not None and algorithm.kl_in == "advantage":
-        spread_BT = (spread if spread.ndim == 2 else spread[:, None]).expand(n_rows, n_tokens)
-        spread = kl_in_reward(spread_BT, kl_BT, batch.mask_BT, coefficient)
-    return replace(batch, advantages=spread), scored
-
-
-def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
-    """Return `rollout.state_keys` for environments by their ids; others are made by `gymnasium.make`."""
-    return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
-
-
-def own_turns(turn_rewards: Sequence[float], trajectory: Trajectory) -> list[float]:
-    """Return the rewards of an episode's turns, NaN for those that a branch only repeats, which are known."""
-    n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
-    return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
-
-
-def _states(algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards) -> list[Sequence[Hashable]]:
-    """Return the keys of each episode's turns; none if they are not needed, or the episode has no score.
-
-    The turns of an episode that cannot be replayed, such as one whose tool ran out of time, share no state with others.
-
-    Raises:
-        ReplayError: If no episode can be replayed.
-    """
-    name = algorithm.by_state if callable(algorithm.by_state) else state_fn
-    states: list[Sequence[Hashable]] = []
-    errors: list[ReplayError] = []
-    for trajectory in credit.trajectories:
-        try:
-            states.append(name(trajectory) if algorithm.by_state and trajectory.status == "ok" else ())
-        except ReplayError as error:
-            errors.append(error)
-            states.append([(episode_name(trajectory), turn) for turn in range(len(trajectory.turns))])
-    if errors and len(errors) == sum(trajectory.status == "ok" for trajectory in credit.trajectories):
-        raise errors[0]
-    if errors:
-        warnings.warn(f"{len(errors)} of {len(states)} episodes share no state with others: {errors[0]}", stacklevel=2)
-    return states
-
-
-def _state_numbers(states: Sequence[Sequence[Hashable]], width: int) -> torch.Tensor:
-    """Return keys as numbers, shape (E, K); -1 for a missing turn."""
-    numbers: dict[Hashable, int] = {}
-    out = torch.full((len(states), width), -1)
-    for row, keys in enumerate(states):
-        out[row, : len(keys)] = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
-    return out
-
-
-def _paid_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:
-    """Return the KL at each token, shape (B, T); None if no KL counts in the reward or in the advantages.
-
-    The policy is scored the same way as the reference. The log-probabilities from sampling cannot be used: with top_p,
-    top_k, min_p or a repetition penalty they belong to another distribution.
-    """
-    if not algorithm.has_paid_kl:
-        return None
-    if batch.policy_logps_BT is None or batch.ref_logps_BT is None:
-        raise InvalidConfigError(
-            f"{algorithm.name!r} has kl_in={algorithm.kl_in!r}: the batch needs policy_logps_BT and ref_logps_BT, both "
-            "from score_batch."
-        )
-    return algorithm.kl_estimator(batch.policy_logps_BT, batch.ref_logps_BT, batch.mask_BT)
-
-
-def _group_ids(batch: Batch, credit: EpisodeRewards) -> torch.Tensor:
-    """Return each row's group; rows that only fill up the batch are in group -1."""
-    numbers = group_numbers(credit.trajectories)
-    ids = [numbers[index] for index, _ in row_places(credit.trajectories)]
-    return torch.tensor([*ids, *[-1] * (len(batch) - len(ids))], device=batch.mask_BT.device)
-
-
 def _padded(
     lists: Sequence[Sequence[float]], fill: float, *, left: bool = False, dtype: torch.dtype = torch.long
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -428,76 +238,6 @@ def _padded(
         values[row, place] = torch.tensor(items, dtype=dtype)
         mask[row, place] = 1
     return values, mask
-
-
-def turn_matrix(turn_rewards: Sequence[npt.ArrayLike]) -> torch.Tensor:
-    """Return rewards as one tensor, shape (B, K), float32; NaN beyond an episode's last turn."""
-    n_turns = max((len(np.atleast_1d(part)) for part in turn_rewards), default=0)
-    out = torch.full((len(turn_rewards), n_turns), torch.nan)
-    for row, part in enumerate(turn_rewards):
-        values = torch.as_tensor(np.asarray(part), dtype=torch.float32)
-        out[row, : len(values)] = values
-    return out
-
-
-def token_advantages(
-    advantages: torch.Tensor, trajectories: Sequence[Trajectory], *, n_rows: int, n_tokens: int
-) -> torch.Tensor:
-    """Spread the advantages of episodes over rows: first rows in order, then the further rows of forks.
-
-    Args:
-        advantages: Shape (B,) for episodes or (B, K) for turns.
-        trajectories: The B episodes.
-        n_rows: Rows of the batch; rows without an episode get advantage 0.
-        n_tokens: T, the columns after the prompts.
-
-    Returns:
-        Shape (n_rows,), or (n_rows, T) if `advantages` are by turn.
-    """
-    rows = row_places(trajectories)
-    owners = torch.tensor([owner for owner, _ in rows], dtype=torch.long, device=advantages.device)
-    if advantages.ndim == 1:
-        out = advantages.new_zeros(n_rows)
-        out[: len(rows)] = advantages[owners]
-        return out
-    starts, stops = np.zeros((2, n_rows, advantages.shape[1]), dtype=np.int64)
-    for place, (owner, row) in enumerate(rows):
-        for number, (start, stop) in _spans(trajectories[owner], row):
-            starts[place, number], stops[place, number] = min(start, n_tokens), min(stop, n_tokens)
-    values = advantages.new_zeros(n_rows, advantages.shape[1])
-    values[: len(rows)] = advantages[owners]
-    device = advantages.device
-    return spread_turns(values, torch.from_numpy(starts).to(device), torch.from_numpy(stops).to(device), n_tokens)
-
-
-def turn_penalties(
-    values_BT: torch.Tensor, mask_BT: torch.Tensor, trajectories: Sequence[Trajectory]
-) -> list[list[float]]:
-    """Return sums of per-token values, such as the KL, over each turn of each episode.
-
-    Args:
-        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks. Masked places may
-            hold anything.
-        mask_BT: 1 on the tokens to sum.
-        trajectories: The episodes.
-    """
-    kept = zero_masked(values_BT, mask_BT).double().cpu().numpy()
-    out = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
-    for place, (owner, row) in enumerate(row_places(trajectories)):
-        for number, (start, stop) in _spans(trajectories[owner], row):
-            out[owner][number] += float(kept[place, start:stop].sum())
-    return out
-
-
-def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return (turn, its columns after the prompt) for each turn in a row."""
-    found = []
-    for number, turn in enumerate(trajectory.turns):
-        if turn.row == row:
-            tokens = trajectory.rows[row]
-            start, stop = tokens.spans[turn.span]
-            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
-    return found
 
 
 @dataclass(frozen=True)

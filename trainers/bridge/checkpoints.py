@@ -225,7 +225,12 @@ def _safetensors_problem(path: Path) -> str | None:
 
 def _archive_problem(path: Path) -> str | None:
     """Return whether a file of `torch.save` lacks the end of its archive, which is written last."""
-    return None if zipfile.is_zipfile(path) else "it has been cut off, or cannot be read"
+    try:
+        with open(path, "rb", opener=regular) as file:
+            is_whole = zipfile.is_zipfile(file)
+    except OSError as error:
+        return problem_of(error)
+    return None if is_whole else "it has been cut off, or cannot be read"
 
 
 _PROBLEMS = {".json": _json_problem, ".safetensors": _safetensors_problem} | dict.fromkeys(

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from llm_envs.data.files import remove_links
 from llm_envs.errors import ModelError
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 
@@ -84,6 +85,7 @@ class ChecksNumbers:
     """Skips steps of a trainer whose gradient is not finite, and refuses to save such weights: a mixin before TRL's."""
 
     accelerator: Any
+    args: Any
     model: Any
     state: Any
     _metrics: Any
@@ -132,13 +134,17 @@ class ChecksNumbers:
         """Check the weights, then save our part and TRL's."""
         with raise_on_all_ranks():
             check_weights(self._trained_modules(), self.state.global_step)
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]
+            if self.args.should_save:
+                remove_links(folder, deep=True)
         # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
-        folder = Path(self._get_output_dir(trial=trial))  # type: ignore[attr-defined]
-        self._save_own(folder / f"checkpoint-{self.state.global_step}")
+        self._save_own(folder)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as TRL does, if its weights are finite."""
         if not _internal_call:  # no collective here: a script may call this on one process only
             check_weights(self._trained_modules(), self.state.global_step)
+            if self.args.should_save:
+                remove_links(Path(output_dir or self.args.output_dir))
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import remove_link
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.sources.source import EnvChoice
 from llm_envs.tracking.describing import describing
@@ -38,10 +39,12 @@ class EnvironmentCard:
             self._write_card(*arguments, **keywords)
 
     def _write_card(self, *arguments: Any, **keywords: Any) -> None:
+        path, is_main = Path(self.args.output_dir) / "README.md", self.is_world_process_zero()  # type: ignore[attr-defined]
+        if is_main:
+            remove_link(path)
         super().create_model_card(*arguments, **keywords)  # type: ignore[misc]
-        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+        if not is_main:
             return
-        path = Path(self.args.output_dir) / "README.md"
         splits = {split: items.source.choices for split, items in getattr(self, "items", {}).items()}
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)  # type: ignore[attr-defined]
         section = environment_section(

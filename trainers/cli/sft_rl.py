@@ -23,7 +23,6 @@ into the weights (`out/merged`) before the second starts.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from typing import Any, cast
 from accelerate import PartialState
 from trl import ModelConfig
 
+from llm_envs.data.files import remove
 from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
@@ -253,7 +253,7 @@ def _merged(start: Path, settings: SFTRLSettings) -> Path:
             from peft import AutoPeftModelForCausalLM
 
             # The folder may have the merged model of an earlier run.
-            shutil.rmtree(place, ignore_errors=True)
+            remove(place)
             adapted = AutoPeftModelForCausalLM.from_pretrained(start, dtype=settings.dtype)
             adapted.merge_and_unload().save_pretrained(place)
             load_tokenizer(start).save_pretrained(place)

@@ -115,7 +115,7 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
     max_function_s: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "help": "Seconds that one call of a function of yours (reward, filter, context, advantages) may take, then "
             "the run ends. None: half of ddp_timeout."
         },
     )

@@ -296,7 +296,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": [choice.env_id for choice in self.items["train"].source.choices], "seed": args.seed},
-            group_filter=group_filter and limited(group_filter, function_limit(args), "the group_filter"),
+            group_filter=limited(group_filter, function_limit(args), "the group_filter"),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,

@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.files import remove_link
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
@@ -214,6 +215,9 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does. A table of completions that cannot be written is left out from then on."""
         metrics = self._metrics[self._mode]
+        if self.log_completions and self.accelerator.is_main_process:
+            folder = Path(self.args.output_dir or ".") / "completions"
+            remove_link(folder / f"completions_{self.state.global_step:05d}.parquet")
         try:
             super().log(logs, start_time)
         except Exception:

@@ -55,7 +55,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     max_function_s: float | None = field(
         default=None,
         metadata={
-            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "help": "Seconds that one call of a function of yours (reward, filter, context, advantages) may take, then "
             "the run ends. None: half of ddp_timeout."
         },
     )

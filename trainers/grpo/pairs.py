@@ -18,7 +18,8 @@ from trl.trainer.utils import split_tensor_dict
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.time_limit import limited
-from llm_envs.trainers.bridge.batches import Scored, batch_from_trl
+from llm_envs.trainers.bridge.advantages import Scored
+from llm_envs.trainers.bridge.batches import batch_from_trl
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios

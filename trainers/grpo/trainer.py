@@ -46,17 +46,16 @@ from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
+from llm_envs.trainers.bridge.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.bridge.batches import (
     OWN_IMPORTANCE_MODES,
     batch_from_trl,
     create_column_reader,
-    create_state_fn,
     fork_owners,
     reward_from_field,
     reweighed,
     rollout_output,
     two_columns,
-    with_advantages,
 )
 from llm_envs.trainers.bridge.checks import check_forks, check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
@@ -180,7 +179,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
             has_critic = self._kind == "ppo"
             self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
-        self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
+        self._context_fn = limited(context_fn, function_limit(args), "the context_fn")
+        self._trajectory_filter = trajectory_filter
         if may_fork:
             check_forks(args.loss_type)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
@@ -249,6 +249,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         mode, algorithm = self._mode, self._algorithm
         size, step = self._shares.group_size, self.state.global_step
         after = self._upcoming(inputs)
+        if algorithm is not None:
+            branch_at = limited(algorithm.branch_at, function_limit(self.args), f"branch_at of {algorithm.name!r}")
+            algorithm = replace(algorithm, branch_at=branch_at)
         rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=after, algorithm=algorithm)
         if mode == "train":
             self._player.learn()
@@ -292,7 +295,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 generation.episodes.trajectories,
                 pad_id=int(self._tokenizer.pad_token_id),
                 mask_truncated=self._mask_truncated,
-                trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
+                trajectory_filter=limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,
                 columns=generation.episodes.columns,
             )
@@ -327,6 +330,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             generation.episodes,
             kl_coef=self.beta,
             state_fn=create_state_fn(self.items["train"].source.factories),
+            limit_s=function_limit(self.args),
             gather=gather_object,
             process_index=self.accelerator.process_index,
         )
@@ -481,7 +485,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
         """Return the user's filter with its limit of time, and the algorithm's."""
-        given = given and limited(given, function_limit(self.args), "the group_filter")
+        given = limited(given, function_limit(self.args), "the group_filter")
         return given if self.algorithms is None else self.algorithms.group_filter(given)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:

@@ -41,7 +41,8 @@ def play_generation(
         prompt_loader: Problems for the collector's one environment.
         branches: Share of a group that are branches, played after the group's roots have passed the filter.
         branch_at: Where they begin (`rollout.tree`).
-        max_function_s: Seconds that one call of the collector's filter or selection may take; None: any time.
+        max_function_s: Seconds that one call of `branch_at` or the collector's filter, selection or context function
+            may take; None: any time.
 
     Returns:
         The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too, but
@@ -55,6 +56,7 @@ def play_generation(
         raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
     finished: list[Trajectory] = []
     outer, group_filter, select_fn = collector.on_trajectory, collector.group_filter, collector.select_fn
+    context_fn = collector.context_fn
 
     def keep(trajectory: Trajectory) -> None:
         # Metrics need only the outcomes, so drop the messages, which take memory.
@@ -64,8 +66,9 @@ def play_generation(
             outer(trajectory)
 
     collector.on_trajectory = keep
-    collector.group_filter = group_filter and limited(group_filter, max_function_s, "the group_filter")
-    collector.select_fn = select_fn and limited(select_fn, max_function_s, "the select_fn")
+    collector.group_filter = limited(group_filter, max_function_s, "the group_filter")
+    collector.select_fn = limited(select_fn, max_function_s, "the select_fn")
+    collector.context_fn = limited(context_fn, max_function_s, "the context_fn")
     n_first = n_roots(branches, group_size)
     try:
         if prompt_loader is None:
@@ -73,9 +76,11 @@ def play_generation(
         else:
             groups = _play_prompts(collector, n_groups, n_first, iteration, prompt_loader)
         if n_first < group_size:
-            groups = grow(groups, group_size, collector.play, branch_at)
+            choose = limited(branch_at, max_function_s, "branch_at")
+            groups = grow(groups, group_size, collector.play, choose)
     finally:
         collector.on_trajectory, collector.group_filter, collector.select_fn = outer, group_filter, select_fn
+        collector.context_fn = context_fn
     ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # finishing order must not change float sums
     return groups, {f"env/{name}": value for name, value in trajectory_metrics(ordered).items()}
 

@@ -36,7 +36,8 @@ from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
-from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
+from llm_envs.trainers.bridge.advantages import create_state_fn, with_advantages
+from llm_envs.trainers.bridge.batches import make_batch
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
@@ -125,44 +126,21 @@ def training_iteration(
         InvalidConfigError: If settings contradict one another.
         ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
     """
-    settings, rewards, sampling = settings or LoopSettings(), rewards or RewardSettings(), sampling or SamplingParams()
-    limit_s, keeps = settings.max_function_s, settings.trajectory_filter
-    if rewards.components and task_weights is None:
-        raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
+    settings, sampling = settings or LoopSettings(), sampling or SamplingParams()
     _check_algorithm(algorithm, state)
-    rewards = _with_overlong(rewards, algorithm, settings.max_length).limited(limit_s)
-    paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
-    if state.iteration == 0:
-        warn_of_absent(rewards, paid.columns)
-    batch = make_batch(
-        paid,
-        pad_id=0,
-        device=state.device,
-        sampling=sampling,
-        mask_truncated=settings.mask_truncated,
-        trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
-    )
-    # These need the weights that sampled, so they come before the first optimizer step.
-    batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+    paid = _paid(state, groups, algorithm, rewards or RewardSettings(), task_weights, settings)
+    # Both need the weights that sampled, so they come before the first optimizer step.
+    batch = _batch(state, paid, sampling, settings)
     if checks_sampling or (checks_sampling is None and state.step == 0):
         _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
-    if learned is not None:
-        facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
-        with describing("the record of what is learned"):
-            learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
-    if (selector := algorithm.pair_selector) is not None:
-        what = f"the pair_selector of {algorithm.name!r}"
-        algorithm = replace(algorithm, pair_selector=limited(selector, limit_s, what))
+    _record_generation(learned, state, paid, batch, algorithm, settings)
     first_step = state.step + 1
     state, log, sizes = _steps(
         state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
     )
-    if learned is not None:
-        with describing("the record of what is learned"):
-            for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step):
-                learned.write_step(step, stats["loss"])
+    _record_steps(learned, log, first_step)
     metrics |= _means(log, sizes)
     state = replace(
         state,
@@ -326,6 +304,8 @@ def _steps(
     reward_kl: float | None,
 ) -> tuple[TrainingState, list[dict[str, float]], list[int]]:
     """Take the optimizer steps of one generation; return the state, and each step's metrics and number of tokens."""
+    selector = limited(algorithm.pair_selector, settings.max_function_s, f"the pair_selector of {algorithm.name!r}")
+    algorithm = replace(algorithm, pair_selector=selector)
     log: list[dict[str, float]] = []
     sizes: list[int] = []
     stepped_B = torch.zeros(len(batch), dtype=torch.bool)
@@ -364,6 +344,58 @@ def _with_averages(
     return replace(state, statistics=statistics), metrics | shown
 
 
+def _paid(
+    state: TrainingState,
+    groups: Sequence[TrajectoryGroup],
+    algorithm: Algorithm,
+    rewards: RewardSettings,
+    task_weights: Mapping[str, float] | None,
+    settings: LoopSettings,
+) -> EpisodeRewards:
+    """Return the episodes of the groups with their rewards."""
+    if rewards.components and task_weights is None:
+        raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
+    rewards = _with_overlong(rewards, algorithm, settings.max_length).limited(settings.max_function_s)
+    paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
+    if state.iteration == 0:
+        warn_of_absent(rewards, paid.columns)
+    return paid
+
+
+def _batch(state: TrainingState, paid: EpisodeRewards, sampling: SamplingParams, settings: LoopSettings) -> Batch:
+    """Return the rows of the episodes that are trained on."""
+    batch = make_batch(
+        paid,
+        pad_id=0,
+        device=state.device,
+        sampling=sampling,
+        mask_truncated=settings.mask_truncated,
+        trajectory_filter=limited(settings.trajectory_filter, settings.max_function_s, "the trajectory_filter"),
+    )
+    return without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+
+
+def _record_generation(
+    learned: LearnedLog | None,
+    state: TrainingState,
+    paid: EpisodeRewards,
+    batch: Batch,
+    algorithm: Algorithm,
+    settings: LoopSettings,
+) -> None:
+    if learned is not None:
+        facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
+        with describing("the record of what is learned"):
+            learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+
+
+def _record_steps(learned: LearnedLog | None, log: Sequence[Mapping[str, float]], first_step: int) -> None:
+    if learned is not None:
+        with describing("the record of what is learned"):
+            for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step):
+                learned.write_step(step, stats["loss"])
+
+
 def _prepared(
     state: TrainingState,
     batch: Batch,
@@ -389,7 +421,7 @@ def _prepared(
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
         assert state.reference is not None
         batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
-    batch, scored = with_advantages(batch, algorithm, paid)
+    batch, scored = with_advantages(batch, algorithm, paid, limit_s=settings.max_function_s)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
 

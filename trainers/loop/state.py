@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from accelerate import PartialState
 from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
 from accelerate.utils import MODEL_NAME, SCHEDULER_NAME
 
+from llm_envs.data.files import read_text, remove
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions
@@ -225,7 +225,7 @@ def save_training_state(
     check_weights({"the model": state.model}, state.step)
     target = Path(folder)
     scratch = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove(scratch)
     scratch.mkdir(parents=True)
     PartialState()  # accelerate's functions ask it for the rank
     # The functions behind `Accelerator.save_state`. An `Accelerator` would wrap the model and the optimizer first.
@@ -242,7 +242,7 @@ def save_training_state(
     if tokenizer is not None:
         cast("PreTrainedModel", state.model).save_pretrained(scratch / MODEL_FOLDER)
         tokenizer.save_pretrained(scratch / MODEL_FOLDER)
-    shutil.rmtree(target, ignore_errors=True)
+    remove(target)
     scratch.rename(target)
     return target
 
@@ -263,7 +263,7 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
     path = Path(folder)
     check_files(path)
     try:
-        values = json.loads((path / VALUES_FILE).read_text(encoding="utf-8"))
+        values = json.loads(read_text(path / VALUES_FILE))
     except OSError as error:
         raise StoreError(f"{str(path)!r} has no saved training state: {error.strerror or error}.") from error
     for name, part, file in (
@@ -308,7 +308,7 @@ def create_checkpoint_fn(
         best = best_checkpoint(root)
         for old in _checkpoints(root)[:-keep]:
             if old != best:
-                shutil.rmtree(old)
+                remove(old)
 
     return checkpoint
 
@@ -324,7 +324,7 @@ def best_checkpoint(folder: str | Path) -> Path | None:
     latest = latest_checkpoint(folder)
     if latest is None:
         return None
-    best = json.loads((latest / VALUES_FILE).read_text(encoding="utf-8"))["best"]
+    best = json.loads(read_text(latest / VALUES_FILE))["best"]
     path = None if best is None else Path(folder) / _name(int(best[1]))
     return path if path is not None and path.is_dir() else None
 

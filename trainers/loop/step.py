@@ -65,7 +65,7 @@ class LoopSettings:
     """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
     stops, because masks, templates or weights do not match. None: no guard."""
     max_function_s: float | None = 900.0
-    """Seconds that one call of a function of yours (reward, shaping, filter, selector) may take before the run ends.
+    """Seconds that one call of a function of yours (reward, filter, context, advantages) may take before the run ends.
     None: any time."""
     ema_decay: float = 0.9
     """Decay of the moving averages in `TrainingState.statistics`."""

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel
 
+from llm_envs.data.files import read_text, remove_links
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
 from llm_envs.trainers.bridge.dropout import disable_dropout
@@ -79,6 +80,7 @@ class Critic(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the critic; `load_critic(folder)` reads it."""
+        remove_links(folder, deep=True)
         folder.mkdir(parents=True, exist_ok=True)
         if self.trunk is not None:
             self.trunk.save_pretrained(folder)
@@ -96,7 +98,7 @@ class Critic(nn.Module):
                 f"{folder} holds no critic: the checkpoint is not one of EnvPPOTrainer's. Resume from one that is, or "
                 "begin a new run with this checkpoint as its model (train() without resume_from_checkpoint)."
             )
-        card = json.loads((folder / _CARD_FILE).read_text())
+        card = json.loads(read_text(folder / _CARD_FILE))
         if card != self._card():
             raise ModelError(
                 f"the critic in {folder} is {card}, that of this trainer {self._card()}: give the trainer the same "
@@ -236,7 +238,7 @@ def load_critic(
         ModelError: If the critic is the policy itself or a PEFT model.
     """
     saved = Path(critic) if isinstance(critic, str | Path) and (Path(critic) / _CARD_FILE).exists() else None
-    if critic is None or (saved is not None and json.loads((saved / _CARD_FILE).read_text())["trunk"] is None):
+    if critic is None or (saved is not None and json.loads(read_text(saved / _CARD_FILE))["trunk"] is None):
         trunk_of(policy)
         made = Critic(policy.config.get_text_config().hidden_size)
     else:

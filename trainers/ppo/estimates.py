@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_envs.trainers.bridge.batches import own_turns, turn_matrix
+from llm_envs.trainers.bridge.advantages import own_turns, turn_matrix
 from llm_envs.trainers.functional.kl import k3, mean_kl
 from llm_envs.trainers.functional.losses import clip_fractions, value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean, masked_sum, zero_masked

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from llm_envs.data.files import open_bytes, own
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.inference.cpu import cpu_dtype, has_linear_attention, skips_compilation
 from llm_envs.policies.vllm.http import import_httpx, is_local
@@ -64,7 +65,7 @@ class _Server:
     is_given_up: bool = False
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=own) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _LAUNCH, *self.command],
                 env=self.env,
@@ -285,7 +286,8 @@ def last_error(log: Path) -> str:
     After an engine's failure the log also has the server's error, which only reports that the engine failed.
     """
     try:
-        text = log.read_text(errors="replace")
+        with open_bytes(log) as file:
+            text = file.read().decode(errors="replace")
     except OSError:
         return "it wrote no log"
     lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +27,7 @@ from llm_envs.chat import ChatCodec
 from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, UnknownTaskError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
+from llm_envs.processes import children_of
 from llm_envs.rollout import Collector, RolloutLimits, collect_run, create_window, read_trajectories
 from llm_envs.sources.source import EnvChoice, SeedSource
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
@@ -476,6 +480,14 @@ with urllib.request.urlopen(request) as response:
 """
 
 
+HOST = """
+import sys
+from llm_envs.agents.job import AgentRun, Assignment
+from llm_envs.agents.server import Endpoint
+AgentRun(sys.argv[1:])(Assignment(Endpoint("http://127.0.0.1:1/v1", "key")), None, lambda cancel: None)
+"""
+
+
 class TestCommands:
     def test_a_command_plays(self) -> None:
         trajectories = play(AgentEnv([sys.executable, "-c", COMMAND], TASKS, rewarded), n=2)
@@ -499,6 +511,22 @@ class TestCommands:
         while child.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not child.exists()
+
+    @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="children are listed in /proc")
+    def test_a_command_ends_with_its_killed_host(self, tmp_path: Path) -> None:
+        os.mkfifo(fifo := tmp_path / "fifo")
+        command = ["sh", "-c", f"exec > '{fifo}'; echo started; sleep 3600 & wait"]
+        host = subprocess.Popen([sys.executable, "-c", HOST, *command])
+        with open(fifo, "rb", buffering=0) as output:
+            assert output.read(8) == b"started\n"
+            deadline = time.monotonic() + 120
+            while len(children_of(host.pid)) < 3:  # the command, its child, and the watch, which is started last
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            host.kill()
+            host.wait()
+            # Command and child have the other end: when it closes, both have ended.
+            assert select.select([output], [], [], 300)[0] and output.read(1) == b""
 
 
 class TestSettings:

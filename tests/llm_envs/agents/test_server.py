@@ -507,12 +507,16 @@ class TestErrors:
                 if number % 2:  # a wrong token, and half of a request
                     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"\r\n" * (number % 4 == 1))
                 opened.append((reader, writer))
-            for reader, _ in opened[:11]:  # how far the server is with the last ones is unknown
-                with contextlib.suppress(ConnectionError):
-                    while await reader.read(1000):
-                        pass
-            while len(caller.server._server.server_state.connections) > n_before + 8:
-                await asyncio.sleep(0.01)
+
+            async def given_way() -> None:
+                for reader, _ in opened[:11]:  # how far the server is with the last ones is unknown
+                    with contextlib.suppress(ConnectionError):
+                        while await reader.read(1000):
+                            pass
+                while len(caller.server._server.server_state.connections) > n_before + 8:
+                    await asyncio.sleep(0.01)
+
+            await asyncio.wait_for(given_way(), 300)  # without the limit they stay for ever
             assert n_before == 1
             assert (await caller.http.get("/v1/models", headers=caller.headers)).status_code == 200
             assert len(caller.server._server.server_state.connections) == 9  # it had been kept

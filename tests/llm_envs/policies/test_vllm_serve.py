@@ -50,6 +50,16 @@ def test_they_are_started_side_by_side_and_all_are_ended(tmp_path):
             os.kill(pid, 0)
 
 
+def test_no_log_is_written_through_a_link(tmp_path):
+    group = make_servers(tmp_path, 1)
+    (tmp_path / "precious").write_text("important")
+    group.logs[0].symlink_to(tmp_path / "precious")
+    with pytest.raises(ModelError, match=f"link.*{group.logs[0]}"):
+        group.start(120)
+    group.stop()
+    assert (tmp_path / "precious").read_text() == "important"
+
+
 def test_one_that_dies_is_started_again_at_the_same_place_so_many_times(tmp_path):
     group = make_servers(tmp_path, 1, max_restarts=1)
     group.start(120)

@@ -53,8 +53,11 @@ def test_the_files_give_the_trajectories_back(run: Path, tmp_path: Path, monkeyp
 
 
 def test_the_card_says_what_was_played(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "README.md").symlink_to(tmp_path / "precious")  # somebody else's folder: the link is replaced
     write_hub_folder(run, tmp_path / "x", repo_id="you/name")
     card = (tmp_path / "x" / "README.md").read_text()
+    assert not (tmp_path / "precious").exists()
     seeds = [trajectory.seed for trajectory in read_trajectories(run)]
     for said in (
         "license: unknown\n",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -54,6 +55,26 @@ def test_a_second_logger_on_the_same_file_appends(tmp_path: Path) -> None:
     for step in (0, 1):
         jsonl_logger(tmp_path / "m.jsonl")(step, {"a": 1})
     assert [record["step"] for record in read_metrics(tmp_path / "m.jsonl")] == [0, 1]
+
+
+LINKS = {
+    "a link": lambda path, victim: path.symlink_to(victim),
+    "a hard link": lambda path, victim: path.hardlink_to(victim),
+    "a pipe": lambda path, victim: os.mkfifo(path),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("logger", [jsonl_logger, csv_logger])
+def test_nothing_is_written_through_a_link_or_waits_for_a_pipe(logger, kind: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "metrics", tmp_path / "precious"
+    victim.write_text("step,loss\nimportant")
+    LINKS[kind](path, victim)
+    with pytest.raises(OSError) as raised:
+        logger(path)(1, {"loss": 1.0})
+    assert raised.value.filename == str(path)
+    assert victim.read_text() == "step,loss\nimportant"
 
 
 def test_console_shows_the_chosen_metrics_in_order() -> None:

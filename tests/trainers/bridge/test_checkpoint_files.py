@@ -1,6 +1,7 @@
 """A damaged file of a checkpoint is named before anything is loaded, with what to do."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -47,11 +48,17 @@ def to_a_link(path):
     path.symlink_to("nowhere")
 
 
+def to_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 def cut_off(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
 DAMAGES = [replaced_by(b""), replaced_by(b"\xff" * 100), replaced_by(b"[" * 100_000), to_a_folder, to_a_link, cut_off]
+DAMAGES += [to_a_pipe] if hasattr(os, "mkfifo") else []
 
 
 def test_a_whole_checkpoint_passes(checkpoint):

@@ -4,11 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.rewards import create_gated
-from llm_envs.trainers.bridge.batches import token_advantages, turn_matrix, turn_penalties
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes, warn_of_absent
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
@@ -136,34 +134,3 @@ def test_a_weight_whose_column_does_not_occur_has_no_effect():
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([2.0], [1.0])
     with pytest.warns(UserWarning, match="names a: no episode of the first generation"):
         warn_of_absent(named, second.columns)
-
-
-def test_turns_have_places_and_absent_ones_are_nan():
-    assert torch.equal(
-        turn_matrix([[1.0, 2.0], [], [3.0]]).nan_to_num(nan=-9), torch.tensor([[1, 2], [-9, -9], [3, -9.0]])
-    )
-
-
-def test_advantages_of_turns_reach_their_tokens_in_every_row():
-    other = Row(np.arange(6, dtype=np.int32), np.array([0, 0, 0, 1, 1, 0], bool), np.zeros(6, np.float32), ((3, 5),))
-    turns = (Turn(0.0, {}, row=0, span=0), Turn(0.0, {}, row=0, span=1), Turn(0.0, {}, row=1, span=0))
-    forked = episode([0.0], rows=(ROW, other), turns=turns)
-    advantages = torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, 0.0]])
-    spread = token_advantages(advantages, [forked, episode([0.0, 0.0], 1)], n_rows=4, n_tokens=7)
-    # Columns count from behind the prompt: it ends at 2 in ROW and at 3 in the further row.
-    assert spread.tolist() == [
-        [1, 1, 0, 2, 2, 2, 0],
-        [-1, -1, 0, -2, -2, -2, 0],
-        [3, 3, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0],
-    ]
-    assert token_advantages(torch.tensor([5.0, 6.0]), [forked, episode([0.0])], n_rows=4, n_tokens=7).tolist() == [
-        5,
-        6,
-        5,
-        0,
-    ]
-    values = torch.arange(28.0).reshape(4, 7)
-    mask = torch.ones(4, 7)
-    mask[1, 0], values[1, 0] = 0, torch.nan  # masked places may hold anything
-    assert turn_penalties(values, mask, [forked, episode([0.0, 0.0], 1)]) == [[1.0, 12.0, 29.0], [8.0, 33.0]]

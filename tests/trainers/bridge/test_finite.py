@@ -25,6 +25,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
+from llm_envs.trainers.bridge.checkpoints import check_files
 from llm_envs.trainers.bridge.finite import MAX_SKIPPED_STEPS, check_weights, count_skipped
 from llm_envs.trainers.functional.references import create_ema_update
 
@@ -124,6 +125,35 @@ def spoil(trainer: Any, steps: set[int], value: float = torch.nan, module: str =
 
 def logged(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+@pytest.mark.parametrize(
+    ("maker", "changes"), [pytest.param(sft, {}, marks=pytest.mark.smoke), (ppo, {"log_completions": True})]
+)
+def test_nothing_is_written_through_links_in_the_output_folder(
+    make: Any, maker: Any, changes: Any, tmp_path: Path
+) -> None:
+    """A folder of somebody else may have links where transformers, TRL and this package write."""
+    trainer = make(maker, save_strategy="steps", save_steps=1, max_steps=1, **changes)
+    out, files, folder = tmp_path / "out", tmp_path / "files", tmp_path / "folder"
+    names = ("model.safetensors", "optimizer.pt", "trainer_state.json", "llm_envs_state.json", "critic/critic.json")
+    table = out / "completions" / "completions_00001.parquet"
+    places = [out / "README.md", out / "config.json", table, *(out / "checkpoint-1" / name for name in names)]
+    files.mkdir()
+    folder.mkdir()
+    for number, place in enumerate(places):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (files / str(number)).write_text("important")
+        link = (place.symlink_to, place.hardlink_to)[number % 2]
+        link(files / str(number))
+    (out / "critic").symlink_to(folder)
+    (out / "data").symlink_to(folder)  # nothing is written there
+    trainer.train()
+    trainer.save_model()
+    assert [path.read_text() for path in files.iterdir()] == ["important"] * len(places)
+    assert not list(folder.iterdir()) and (out / "data").is_symlink()
+    assert all((place / "model.safetensors").is_file() for place in (out, out / "checkpoint-1"))
+    check_files(out / "checkpoint-1")
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])

@@ -1,5 +1,6 @@
 """What a user may replace in GRPO by passing a function: rewards, shaping, filters, and the parts of an algorithm."""
 
+import asyncio
 import copy
 import time
 from dataclasses import replace
@@ -17,7 +18,7 @@ from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
 from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
-from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PAIRWISE, PPO
+from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PAIRWISE, PPO, TREE
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.schedules import create_linear
@@ -269,6 +270,10 @@ def never_ends(*given):
     time.sleep(600.0)
 
 
+async def waits_for_ever(messages):
+    await asyncio.sleep(600.0)
+
+
 @pytest.mark.parametrize(
     ("hooks", "what"),
     [
@@ -281,8 +286,15 @@ def never_ends(*given):
         ({"trajectory_filter": never_ends}, "trajectory_filter.*episode 0 of group 'train"),
         ({"group_filter": never_ends}, "group_filter.*group 'train"),
         ({"algorithm": replace(PAIRWISE, pair_selector=never_ends)}, "pair_selector of 'pairwise'"),
+        ({"algorithm": replace(GRPO, advantage_fn=never_ends)}, "advantage_fn of 'grpo'"),
+        ({"algorithm": replace(TREE, branch_at=never_ends)}, "branch_at of 'tree'"),
+        ({"context_fn": never_ends}, "context_fn.*messages, the last '"),
+        ({"context_fn": waits_for_ever}, "context_fn.*messages, the last '"),
     ],
-    ids=["reward", "shaping", "aggregate", "trajectory_filter", "group_filter", "pair_selector"],
+    ids=[
+        *("reward", "shaping", "aggregate", "trajectory_filter", "group_filter", "pair_selector", "advantage_fn"),
+        *("branch_at", "context_fn", "asynchronous context_fn"),
+    ],
 )
 def test_a_function_that_never_ends_ends_the_run(make, hooks, what):
     trainer = make({"max_function_s": 0.2}, **hooks)

@@ -1,4 +1,4 @@
-"""GRPO is read in three files, and the trainers' signatures stay short."""
+"""GRPO is read in four files, and the trainers' signatures stay short."""
 
 import inspect
 import sys
@@ -10,7 +10,7 @@ from llm_envs.trainers import EnvDPOTrainer, EnvGRPOTrainer, EnvPPOTrainer
 from llm_envs.trainers.functional.batch import Batch
 
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
-FILES = ("grpo/trainer.py", "bridge/batches.py", "functional/algorithm.py")
+FILES = ("grpo/trainer.py", "bridge/batches.py", "bridge/advantages.py", "functional/algorithm.py")
 """The files that a reader opens who wants to know how GRPO works here."""
 NOT_READ = {
     "functional/masking.py::trim_padding": "cuts columns that are padding in every row, and changes nothing else",

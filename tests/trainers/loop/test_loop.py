@@ -38,7 +38,8 @@ from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.trainers.bridge.batches import make_batch, with_advantages
+from llm_envs.trainers.bridge.advantages import with_advantages
+from llm_envs.trainers.bridge.batches import make_batch
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.finite import MAX_SKIPPED_STEPS
 from llm_envs.trainers.functional import algorithm as algorithms
@@ -543,7 +544,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["reward", "trajectory_filter", "pair_selector"])
+@pytest.mark.parametrize("name", ["reward", "trajectory_filter", "pair_selector", "advantage_fn"])
 def test_a_function_that_never_ends_ends_the_run(name):
     def never_ends(*given):
         time.sleep(600.0)
@@ -554,6 +555,8 @@ def test_a_function_that_never_ends_ends_the_run(name):
     algorithm = GRPO
     if name == "pair_selector":
         algorithm = dataclasses.replace(algorithms.PAIRWISE, pair_selector=never_ends)
+    if name == "advantage_fn":
+        algorithm = dataclasses.replace(GRPO, advantage_fn=never_ends)
     with pytest.raises(TimeLimitError, match="'mine'" if name == "reward" else name):
         training_iteration(
             sgd_state(Bigram()),
@@ -600,6 +603,8 @@ def test_a_filter_that_never_ends_ends_the_run_and_a_logger_that_fails_does_not(
     with pytest.raises(TimeLimitError, match=r"the group_filter.*max_function_s=0\.2 s for group"):
         train(state, collector, settings=settings, **play)
     assert collector.group_filter is never_ends
+    with pytest.raises(TimeLimitError, match=r"the context_fn.*max_function_s=0\.2 s for \d messages"):
+        train(state, collect(context_fn=never_ends), settings=settings, **play)
     assert train(state, collect(), logger=down, **play).iteration == 1
     assert "the logger failed, and the run continues without it: ConnectionError" in caplog.text
 
@@ -839,6 +844,19 @@ def test_a_checkpoint_that_was_killed_in_the_writing_is_never_found(tiny_folder,
     for iteration in (1, 2):
         save(dataclasses.replace(state, iteration=iteration), is_best=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration-000001", "iteration-000002"]
+
+
+def test_a_checkpoint_replaces_links_of_its_name(tiny_folder, tmp_path):
+    state, run, folder = create_again(tiny_folder), tmp_path / "run", tmp_path / "folder"
+    run.mkdir()
+    folder.mkdir()
+    (folder / "state.json").write_text("important")
+    for name in ("iteration-000001", ".iteration-000001.partial"):
+        (run / name).symlink_to(folder)
+    create_checkpoint_fn(run)(dataclasses.replace(state, iteration=1), is_best=False)
+    assert [path.name for path in run.iterdir()] == ["iteration-000001"]
+    assert load_training_state(run / "iteration-000001", state).iteration == 1
+    assert [path.read_text() for path in folder.iterdir()] == ["important"]
 
 
 def test_random_numbers_go_on(tiny_folder, tmp_path):
