@@ -483,7 +483,8 @@ MADE = """
 import datetime, decimal, fractions
 from collections import deque
 x, day = datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.timedelta(1, 2, 3)
-for v in (fractions.Fraction(1, 3), decimal.Decimal('0.10'), x, x.date(), x.time(), day, deque([1, day]), bytearray(b'a')):
+made = [fractions.Fraction(1, 3), decimal.Decimal('0.10'), x, x.date(), x.time(), day, deque([1, day]), bytearray(b'a')]
+for v in made:
     assert f(v) == v and type(f(v)) is type(v), v
 assert f(fractions.Fraction(1, 4)) == 0.25 and str(f(decimal.Decimal('0.10'))) == '0.10'
 """

@@ -57,7 +57,17 @@ FIRST_UID = 61_184
 """First of the unprivileged users that nothing else runs as (systemd's dynamic users). Each interpreter has its own, so
 that they do not share a count of processes."""
 TRACEBACK_CHARACTERS = 2_000
-WAITING = frozenset("asyncio concurrent multiprocessing queue sched selectors socket subprocess threading".split())
+WAITING = {
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "queue",
+    "sched",
+    "selectors",
+    "socket",
+    "subprocess",
+    "threading",
+}
 """Modules that measure a wait with `time.monotonic`: for them it goes on."""
 
 libc = ctypes.CDLL(None, use_errno=True)
