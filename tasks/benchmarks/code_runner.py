@@ -108,7 +108,9 @@ def decode(literal: Any, known: Callable[[int], Any]) -> Any:
     if kind == "numpy":
         numpy: Any = importlib.import_module("numpy")
         name, number = parts
-        return numpy.array(decode(number, known), NUMBERS.fullmatch(name).group())[()]
+        if NUMBERS.fullmatch(name) is None:
+            raise TypeError(f"{name} is no type of numbers")
+        return numpy.array(decode(number, known), name)[()]
     return SERIES[kind](decode(item, known) for item in parts[0])
 
 

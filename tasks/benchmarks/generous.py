@@ -8,11 +8,14 @@ for none, for two that differ, and for one that hedges ("B or C"), doubts ("B?")
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.parsers import ParsedReply, answer_tags, fenced_blocks, is_doubtful, plain_answer, without_unit
+from llm_envs.parsers import ParsedReply, fenced_blocks, is_doubtful, plain_answer, without_unit
 from llm_envs.parsers.answers import boxes_in, split_thinking
 from llm_envs.rewards import parse_number
 from llm_envs.spaces import MAX_TEXT_LENGTH
@@ -24,10 +27,16 @@ _MOST_CHARACTERS = 100_000
 _NONE, _TWO = "the reply has no answer that can be read", "there are two answers, or one that is doubted; give one"
 _STATED = re.compile(
     r"\b(?:(?:final|correct|right|best|my|the)[ \t]+)*(?:answer|choice|option)(?:\*\*|__)?[ \t]*"
-    r"(?:[:\uff1a=](?:\*\*|__)?|\bis:?(?=\s))[ \t]*(?:\n\s*)?([^\n]*)",
+    r"(?:[:\uff1a=](?:\*\*|__)?|\bis:?(?=\s))[ \t]*(?:\n\s*)?",
     re.IGNORECASE,
 )
-_MARKED = re.compile(r"####+[ \t]*(?:\n\s*)?([^\n]*)")
+_MARKED = re.compile(r"####+[ \t]*(?:\n\s*)?")
+_TAG = re.compile(r"<(/?)answer>")
+_GOES_ON = re.compile(r"[\s.,;:/)*$\"'`]*(?:or|and|alternatively|maybe|perhaps|possibly|either|else)\b", re.IGNORECASE)
+_LINK = re.compile(r"(?:[\s.,;:/(*$#\\]|\\[(\[]|\b(?:and|or|rather|so|thus|then|it|is|this)\b)+\Z", re.IGNORECASE)
+"""Between two statements."""
+_WORD = re.compile(r"\W*(?:(?:option|choice) )?[\w.,]+\W*", re.IGNORECASE)
+_SEGMENT_END = re.compile(r"[\n;,/]|[.!?](?:\s|\Z)")
 _TAKEN_BACK = re.compile(
     r"\b(?:wait|actually|hmm+|oops|sorry|correction|on second thought|un(?:sure|certain)|not (?:sure|certain|right)|"
     r"never mind|scratch that|(?:is|was|am|are|that['\u2019]s) (?:wrong|mistaken|incorrect))\b|\bno[,.!]",
@@ -49,8 +58,9 @@ _DECORATION = re.compile(r"\*\*|__|`|\\(?:boxed|fbox|text|textbf|mathrm|mathbf)(
 _LETTER_FIRST = re.compile(r"(?:(?i:option|choice)[ \t]+)?\(?([A-D])\)?(?![\w'\u2019])[.:)\]]*[ \t]*(.*)", re.DOTALL)
 _SMALL_LETTER = re.compile(r"\(?([a-d])\)?[.)]*")
 _ANY_LETTER = re.compile(r"(?<![\w'\u2019])[A-D](?![\w'\u2019])")
+_BOLD = re.compile(r"\*\*|__|`")
 _LATEX = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}|\\[,;! ]")
-_CURRENCY = re.compile(r"([-+]?)\s*[$\u20ac\u00a3]\s*(?=[-+.]?[0-9])")
+_CURRENCY = re.compile(r"\A\s*([-+]?)\s*[$\u20ac\u00a3]\s*(?=[-+.]?[0-9])")
 _NAMED = re.compile(r"[^\d=:<>]{0,40}[=:]\s*")
 _PRONOUN = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:it|he|she|they|this|that|these|those)(?:['\u2019]s| is| was| are| were) ",
@@ -103,11 +113,7 @@ def read_number(text: str) -> str:
     Raises:
         InvalidActionError: If there is no number, or not one.
     """
-    marks = list(_MARKED.finditer(text[:_MOST_CHARACTERS]))
-    if not marks:
-        return _stated(text, _number_of)
-    is_taken_back = _TAKEN_BACK.search(text, marks[-1].end()) is not None
-    return _only([*(_number_of(mark[1]) for mark in marks), "" if is_taken_back else None])
+    return _stated(text, _number_of, bare=_number_of, marks=(_MARKED, _STATED))
 
 
 def read_letter(text: str, choices: Sequence[str] = ()) -> str:
@@ -120,7 +126,9 @@ def read_letter(text: str, choices: Sequence[str] = ()) -> str:
     Raises:
         InvalidActionError: If there is no letter, or not one.
     """
-    return _stated(text, lambda said, is_all=False: _letter_of(said, choices, is_all))
+    return _stated(
+        text, lambda said: _letter_of(said, choices), bare=lambda line: _letter_of(line, choices, is_all=True)
+    )
 
 
 def read_span(text: str) -> str:
@@ -129,7 +137,7 @@ def read_span(text: str) -> str:
     Raises:
         InvalidActionError: If it states none, or several that differ.
     """
-    return _stated(text, lambda said, is_all=False: plain_answer(said).casefold() or None)
+    return _stated(text, lambda said: plain_answer(said).casefold() or None)
 
 
 def span_readings(text: str) -> tuple[str, ...]:
@@ -165,21 +173,67 @@ def read_grid(text: str, n: int = 1) -> str:
     return "\n".join("" if _LABEL_LINE.fullmatch(line) else line for line in lines)
 
 
-def _stated(text: str, read: Callable[..., str | None]) -> str:
-    """Return the one answer in tags, in boxes and behind "The answer is"; without any, that of a reply of one line."""
+Read = Callable[[str], str | None]
+
+
+def _stated(text: str, read: Read, bare: Read | None = None, marks: Sequence[re.Pattern[str]] = (_STATED,)) -> str:
+    """Return the one answer in tags, in boxes and behind marks; without any, that of a reply of one line.
+
+    Args:
+        text: The reply.
+        read: What is stated -> the answer; None for something else, "" for an answer that is doubted.
+        bare: Reads a line that is nothing but an answer: it may not contradict what is stated.
+        marks: What stands before an answer.
+    """
     text = text[:_MOST_CHARACTERS].strip()
-    boxes, is_open = boxes_in(text)
-    found = [(text.rfind("\\", 0, start), end + 1, text[start:end]) for start, end in boxes]
-    found += [(match.start(), match.end(), match[1]) for match in _STATED.finditer(text)]
-    answers = [read(said) for said in answer_tags(text)]
-    for start, _, said in found:
-        clause = re.split(r"[.,;:!?\n]", text[max(0, start - 300) : start])[-1]
-        answers.append("" if _DOUBT_BEFORE.search(clause) else read(said))
-    if is_open or (found and _TAKEN_BACK.search(text, max(end for _, end, _ in found))):
+    places, is_broken = _places(text, marks)
+    if not places:
+        return _only([(bare or read)(text)] if "\n" not in text and not is_broken else [])
+    answers = ["" if place.is_doubted else read(text[place.start : place.end]) for place in places]
+    before, after = text[: min(place.begin for place in places)], text[max(place.end for place in places) :]
+    after = after.removeprefix("</answer>").removeprefix("}")
+    if is_broken or _TAKEN_BACK.search(after) or _GOES_ON.match(after):
         answers.append("")
-    if not any(answer is not None for answer in answers) and "\n" not in text:
-        answers.append(read(text, True))
+    if bare is not None:
+        *lines, same_line = before.split("\n")
+        others = [*filter(_WORD.fullmatch, lines), _LINK.sub("", same_line), *_SEGMENT_END.split(after)]
+        answers += [bare(other) for other in others if other.strip()]
     return _only(answers)
+
+
+class _Place(NamedTuple):
+    """Where a statement begins, where its answer starts and ends, and whether the words before doubt it."""
+
+    begin: int
+    start: int
+    end: int
+    is_doubted: bool = False
+
+
+def _places(text: str, marks: Sequence[re.Pattern[str]]) -> tuple[list[_Place], bool]:
+    """Return the statements of a text, and whether a box is left open."""
+    boxes, is_open = boxes_in(text)
+    tags = list(_TAG.finditer(text))
+    found = [_Place(a.start(), a.end(), b.start()) for a, b in pairwise(tags) if not a[1] and b[1]]
+    for start, end in boxes:
+        begin = text.rfind("\\", 0, start)
+        found.append(_Place(begin, start, end, _is_doubted(text, begin)))
+    starts = sorted(match.span() for mark in marks for match in mark.finditer(text))
+    others = sorted([begin for begin, _ in starts] + [place.begin for place in found])
+    for begin, start in starts:
+        line_end = text.find("\n", start)
+        next_one = bisect_left(others, start)
+        end = min([line_end if line_end >= 0 else len(text), *others[next_one : next_one + 1]])
+        if end in others[next_one : next_one + 1]:
+            end = start + len(_LINK.sub("", text[start:end]))
+        if text[start:end].strip():  # else the next one is what it states
+            found.append(_Place(begin, start, end, text[begin] != "#" and _is_doubted(text, begin)))
+    return found, is_open
+
+
+def _is_doubted(text: str, begin: int) -> bool:
+    clause = re.split(r"[.,;:!?\n]", text[max(0, begin - 300) : begin])[-1]
+    return _DOUBT_BEFORE.search(clause) is not None
 
 
 def _only(answers: Iterable[str | None]) -> str:
@@ -198,8 +252,9 @@ def _split_remark(text: str) -> tuple[str, str]:
     return (text, "") if match is None or match.start() == 0 else (text[: match.start()], match[0])
 
 
-def _number_of(said: str, is_all: bool = False) -> str | None:
-    text, remark = _split_remark(_LATEX.sub(r" \1 ", said.replace("\\$", "").replace("\\%", "%")).strip())
+def _number_of(said: str) -> str | None:
+    said = _BOLD.sub("", said).replace("\\$", "").replace("\\%", "%")
+    text, remark = _split_remark(_LATEX.sub(r" \1 ", said).strip())
     plain = _CURRENCY.sub(r"\1", plain_answer(text))
     if is_doubtful(plain) or _HEDGE.search(remark) or _TAKEN_BACK.search(remark):
         return ""
@@ -227,6 +282,7 @@ def _letter_of(said: str, choices: Sequence[str], is_all: bool = False) -> str |
     rest = rest[1:]
     is_other = rest.strip(" .").casefold() in set(texts) - {own, ""}
     is_unclear = is_doubtful(rest) or _ANY_LETTER.search(rest) or _HEDGE.search(remark) or _TAKEN_BACK.search(remark)
-    if is_other or is_unclear or (is_all and re.search(r"\w", rest)):
+    ends_with_letter = any(re.fullmatch(r"\W*[A-D]\W*", part) for part in _SEGMENT_END.split(remark))
+    if is_other or is_unclear or ends_with_letter or (is_all and re.search(r"\w", rest)):
         return None if is_all else ""
     return letter

@@ -50,6 +50,19 @@ def test_a_number(answer):
     assert read(read_number, "#### 1,234") == "1234" and read(read_number, "#### $1,234.50") == "1234.5"
 
 
+BETWEEN = ("\n", " ", " or ", ". ", "\n\nActually, ", ", ", "/", " and ", "\nOr: ", "; or rather ")
+
+
+@pytest.mark.parametrize("kind", ["number", "letter"])
+def test_two_answers_are_none_in_whatever_forms(kind):
+    reader, first, second = (read_number, "18", "26") if kind == "number" else (read_letter, "B", "D")
+    forms = [form for form in LISTED[kind]["right"][::4] if "WRONG" not in form and "TEXT" not in form]
+    texts = [[filled(form, RIGHT=right, SMALL=right.lower()) for form in forms] for right in (first, second)]
+    said = [a + between + b for a in texts[0] for b in texts[1] for between in BETWEEN]
+    assert len(said) > 400
+    assert [text for text in said if read(reader, text) is not None] == []
+
+
 @pytest.mark.parametrize("right", "ABCD")
 @pytest.mark.parametrize("name", ["MMLU", "GPQA"])
 def test_a_letter(name, right):

@@ -302,7 +302,7 @@ def make_repeatable(seed: int, clock: int) -> None:
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
         seed_with(self, draw_seed(64) if a is None else a, version)
 
-    random.Random.seed = seeded  # type: ignore[assignment, method-assign]
+    random.Random.seed = seeded  # type: ignore[method-assign]
     random.seed = random._inst.seed  # type: ignore[attr-defined]
     random.seed(seed)
 
