@@ -28,6 +28,8 @@ _ERRORS: dict[SandboxStop, str] = {
     "crash": CRASHED,
 }
 _MEBIBYTE = 1 << 20
+CLOCK = 1_735_732_800
+"""Seconds since 1970 at which the clock of a seeded session stands: noon of 1 January 2025, UTC."""
 FLOOD_FACTOR = 100
 """Output is cut at the limit, and the code runs on. Code that writes this many times the limit is stopped."""
 
@@ -147,7 +149,8 @@ class Sandbox(Protocol):
 
         Args:
             limits: Replace the sandbox's limits.
-            seed: Seed of the sandboxed `random`; None: the system's entropy.
+            seed: Makes the session repeatable: seeds the sandboxed `random`, and stops the clocks of `time` and
+                `datetime` at `CLOCK`. None: the system's entropy and clock.
 
         Raises:
             SandboxError: If the sandbox is closed.

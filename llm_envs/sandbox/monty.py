@@ -27,11 +27,13 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
 from llm_envs.processes import LONGEST, forget_after_fork, processors
 from llm_envs.sandbox.base import (
+    CLOCK,
     FLOOD_FACTOR,
     NotRun,
     SandboxLimits,
@@ -235,7 +237,7 @@ class _Feed:
                 "max_memory": limits.memory_bytes,
                 "max_recursion_depth": limits.recursion_depth,
             },
-            "os_policy": {"sleep": "zero"} | ({} if seed is None else {"random_start": {"seed": seed}}),
+            "os_policy": {"sleep": "zero"} | ({} if seed is None else _repeatable(seed)),
         }
 
     def run(self, code: str) -> _Fed:
@@ -475,6 +477,11 @@ def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
 
 def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:
     return MontySandbox(n_workers=n_workers, limits=limits)
+
+
+def _repeatable(seed: int) -> dict[str, Any]:
+    """Return the policy of a session whose values depend only on its seed."""
+    return {"random_start": {"seed": seed}, "datetime": datetime.fromtimestamp(CLOCK, UTC)}
 
 
 def _load_monty() -> Any:

@@ -13,6 +13,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import read_integer
 from llm_envs.tasks.algorithmic.lists import check_length, without_markers
 from llm_envs.tasks.draws import Random, between, pick
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["CalendarEnv", "answer_to"]
 
@@ -177,7 +178,7 @@ class CalendarEnv(SingleTurnEnv):
             parts = without_markers([part.strip() for part in re.split(separator, text) if part.strip()])
             if len(parts) == wanted:
                 return [_read(part) for part in parts] == self._answers
-        raise InvalidActionError(f"the answer has {len(parts)} parts; there are {wanted} questions")
+        raise InvalidActionError(f"the answer has {in_words(len(parts), 'part')} for {in_words(wanted, 'question')}")
 
 
 def answer_to(question: Mapping[str, Any]) -> str:

@@ -197,9 +197,12 @@ class SortRecordsEnv(SingleTurnEnv):
             lines.append(f"Keep only those whose {column} {_CONDITIONS[how][0].format(value)}.")
         orders = ", then by ".join(f"{column} ({direction})" for column, direction in problem["keys"])
         if orders:
-            lines.append(f"Sort them by {orders}; words go by the alphabet.")
+            places = [problem["columns"].index(column) + 1 for column, _ in problem["keys"]]
+            has_words = any(isinstance([*problem["a"], *problem["b"]][0][place], str) for place in places)
+            lines.append(f"Sort them by {orders}{'; words go by the alphabet' if has_words else ''}.")
+        who = "Records that are equal in all of this" if orders else "They"
         end = ", first those of table A, then the others of table B" if problem["b"] else ""
-        lines.append(f"Records that are equal in all of this stay in the order in which they stand above{end}.")
+        lines.append(f"{who} stay in the order in which they stand above{end}.")
         return "\n".join(lines)
 
     def solution(self) -> str:

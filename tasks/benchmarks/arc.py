@@ -12,6 +12,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError, MissingExtraError
+from llm_envs.tasks.benchmarks.generous import GenerousForm, read_grid
 from llm_envs.tasks.draws import pick
 
 __all__ = ["ARCEnv", "read_grids", "tasks_of"]
@@ -27,7 +28,7 @@ _ROW = re.compile(r"[0-9]+|[0-9](?:[ \t]*,[ \t]*[0-9]|[ \t]+[0-9])*")
 _LABEL = re.compile(r"(?:the )?(?:test )?output(?: grid)?(?: [0-9]+)?:?", re.IGNORECASE)
 
 
-class ARCEnv(TextEnv):
+class ARCEnv(GenerousForm, TextEnv):
     """Find the rule of coloured grids from a few examples, and apply it to other grids: the ARC benchmark.
 
     ## Description
@@ -59,6 +60,8 @@ class ARCEnv(TextEnv):
       missing: the levels are the benchmark's. The training tasks of ARC-AGI-2 contain most tasks of ARC-AGI-1, of
       both splits. One evaluation task of ARC-AGI-1 (070dd51e) equals a training task (40853293).
     - `max_turns`: attempts, 2 by default, as the benchmark has it.
+    - `form`: "official" (default), as above; or "generous", for training: a Markdown table and a grid
+      without tags are read too.
     - `reset(options={"problem": {"id": "007bbfb7"}})` plays a task of the level.
 
     ## Version History
@@ -87,8 +90,10 @@ class ARCEnv(TextEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        form: str = "official",
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
+        self.use_form(form)
         splits = {name: tasks_of(self.difficulty, name) for name in self.splits}
         self._tasks = {task_id: task for tasks in splits.values() for task_id, task in tasks.items()}
         self._ids = tuple(splits[split])
@@ -129,6 +134,10 @@ class ARCEnv(TextEnv):
             name = "Test input" if len(self._tests) == 1 else f"Test input {number}"
             lines += ["", f"{name}:", _written(pair["input"])]
         return "\n".join(lines)
+
+    def read_generously(self, text: str) -> str:
+        """Read grids in any of the forms that models use."""
+        return read_grid(text, len(self._tests))
 
     def play(self, action: str) -> Outcome:
         """Compare an attempt with the outputs."""

@@ -4,6 +4,7 @@
 2. The program cannot see the tests, change them or end them: they are in another interpreter, which calls the program
    as `code_runner.py` describes. Only the tests' interpreter gives the verdict.
 3. Results of the program are text here. They are read and unpacked in the tests' interpreter.
+   NumPy can be imported in both.
 4. The program has `TIMEOUT_S` in all, as in the official harness; time without a processor does not count.
 """
 
@@ -43,7 +44,7 @@ def passes_tests(program: str, setup: str, names: Sequence[str], tests: str) -> 
     Raises:
         SandboxError: If this machine has no such sandbox.
     """
-    model, judge = _sandbox().session(_LIMITS, seed=0), _sandbox().session(_TESTS_LIMITS, seed=0)
+    model, judge = _sandbox().session(_LIMITS), _sandbox().session(_TESTS_LIMITS)  # with a seed the clock would stand
     try:
         model.run(_RUNNER)
         begun = model.run(f"program = {{}}\nexec({program!r}, program)")
@@ -103,7 +104,7 @@ def undefined_names(setup: str, tests: str) -> tuple[str, ...]:
 def _sandbox() -> SubprocessSandbox:
     """Return the sandbox of this process, made at the first verdict."""
     if not _sandboxes:
-        _sandboxes.append(SubprocessSandbox())
+        _sandboxes.append(SubprocessSandbox(packages=["numpy"]))
     return _sandboxes[0]
 
 

@@ -3,15 +3,20 @@
 The interpreter with the tests asks (`start`, `resume`); the interpreter with a model's program answers (`serve`). Only
 texts pass between them: Python literals of plain values. An object of the program's own classes stays where it is; the
 tests get a `Handle`, which passes calls and attributes on, and is equal only to itself. So nothing that the program
-returns can make a comparison of the tests true that is not. This file imports nothing of the package.
+returns can make a comparison of the tests true that is not. Fractions, decimals, dates, and NumPy's numbers and arrays
+are plain values too: they are taken to parts, and made again in the other interpreter. This file imports nothing of the
+package.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import itertools
 import queue
+import random
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +27,21 @@ MOST_ITEMS = 100_000
 ATOMS: tuple[Any, ...] = (int, str, bytes)
 VIEWS = tuple(type(view) for view in (dict[Any, Any]().keys(), dict[Any, Any]().values(), dict[Any, Any]().items()))
 SERIES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iter": iter}
+PARTS: dict[str, Callable[[Any], list[Any]]] = {
+    "fractions.Fraction": lambda value: [value.numerator, value.denominator],
+    "decimal.Decimal": lambda value: [str(value)],
+    "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
+    "datetime.datetime": lambda value: [*value.timetuple()[:6], value.microsecond],
+    "datetime.date": lambda value: [*value.timetuple()[:3]],
+    "datetime.time": lambda value: [value.hour, value.minute, value.second, value.microsecond],
+    "collections.deque": lambda value: [list(value)],
+    "builtins.bytearray": lambda value: [bytes(value)],
+}
+"""Types of the standard library, and the arguments that make an equal value; of times those without a zone."""
+NUMBERS = re.compile(r"[<>|=]?[biufc][0-9]{1,2}")
+"""NumPy's types of numbers."""
 sys.set_int_max_str_digits(0)
+random.seed(0)
 objects: list[Any] = []
 """In the program's interpreter: objects that the tests have handles of."""
 
@@ -56,6 +75,13 @@ def encode(value: Any) -> Any:
     if isinstance(value, (Iterator, *VIEWS)):
         items: Any = value
         return ("iter", [encode(item) for item in itertools.islice(items, MOST_ITEMS)])
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__]
+    for name, parts in PARTS.items():
+        if name in names and getattr(value, "tzinfo", None) is None:
+            return ("made", name, [encode(part) for part in parts(value)])
+    if not {"numpy.generic", "numpy.ndarray"}.isdisjoint(names) and NUMBERS.fullmatch(value.dtype.str):
+        widest = {"f": "f8", "c": "c16"}.get(value.dtype.kind, value.dtype)
+        return ("numpy", value.dtype.str, encode(value.astype(widest).tolist()))
     objects.append(value)
     return ("object", len(objects) - 1)
 
@@ -75,6 +101,16 @@ def decode(literal: Any, known: Callable[[int], Any]) -> Any:
         return range(*parts)
     if kind == "dict":
         return {decode(key, known): decode(item, known) for key, item in parts[0]}
+    if kind == "made":
+        name, made_of = parts
+        module, _, made = name.rpartition(".") if name in PARTS else ("", "", "")
+        return getattr(importlib.import_module(module), made)(*(decode(part, known) for part in made_of))
+    if kind == "numpy":
+        numpy: Any = importlib.import_module("numpy")
+        name, number = parts
+        if NUMBERS.fullmatch(name) is None:
+            raise TypeError(f"{name} is no type of numbers")
+        return numpy.array(decode(number, known), name)[()]
     return SERIES[kind](decode(item, known) for item in parts[0])
 
 
@@ -84,7 +120,8 @@ def decode(literal: Any, known: Callable[[int], Any]) -> Any:
 def serve(namespace: dict[str, Any], text: str) -> str:
     """Carry out what the tests ask, and return the result: `(True, value)`, or `(False, name of the exception)`."""
     try:
-        what, target, *rest = decode(ast.literal_eval(text), objects.__getitem__)
+        named = lambda handle: namespace[handle] if isinstance(handle, str) else objects[handle]  # noqa: E731
+        what, target, *rest = decode(ast.literal_eval(text), named)
         target = namespace[target] if isinstance(target, str) else target
         if what == "call":
             result = target(*rest[0], **rest[1])

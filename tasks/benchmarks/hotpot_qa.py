@@ -14,6 +14,7 @@ from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.problems import Outcome
+from llm_envs.tasks.benchmarks.generous import GenerousForm, read_span, span_readings
 from llm_envs.tasks.benchmarks.published import Layout, PublishedData, require_texts
 from llm_envs.tasks.draws import Random
 from llm_envs.tasks.tools.bm25 import Bm25
@@ -53,7 +54,7 @@ class Passages(Toolset):
         return "\n".join(lines) or "No passage has any of these words."
 
 
-class HotpotQAEnv(PublishedData, ToolEnv):
+class HotpotQAEnv(PublishedData, GenerousForm, ToolEnv):
     """HotpotQA: questions that need two articles of Wikipedia; the answer is a name, a date, yes or no.
 
     ## Description
@@ -86,6 +87,8 @@ class HotpotQAEnv(PublishedData, ToolEnv):
       "sentences": [[...], ...]}`, or `[[title, [sentence, ...]], ...]` as in the benchmark's JSON), or rows. "{split}"
       in a path is replaced by the split.
     - `subset`: configuration of the data set: "distractor" by default, or "fullwiki".
+    - `form`: "official" (default), as above; or "generous", for training: "The answer is Beijing." and
+      a box are read too, with or without tags, and a reason behind the answer does not matter.
     - `reset(options={"problem": {"question": "...", "answer": "Beijing", "passages": [["title", "text"]]}})` asks a
       given question.
 
@@ -100,6 +103,7 @@ class HotpotQAEnv(PublishedData, ToolEnv):
     }
     default_difficulty = "closed"
     has_natural_form = False
+    read_generously = staticmethod(read_span)
     plain_answer = staticmethod(str.strip)  # the script removes punctuation itself
     problem_fields = {"question": str, "answer": str, "passages": list}
     reward_weights = {"correct": 1.0, "f1": 0.0, "malformed": -0.1}
@@ -121,11 +125,13 @@ class HotpotQAEnv(PublishedData, ToolEnv):
         render_mode: str | None = None,
         data: str | Iterable[Mapping[str, Any]] | None = None,
         subset: str | None = None,
+        form: str = "official",
     ) -> None:
         self._searches = difficulty == "search"
         super().__init__(self.splits[0] if split is None else split, difficulty, max_turns, render_mode)
         if max_turns is None:
             self.max_turns = self.settings["turns"]
+        self.use_form(form)
         self.use_data(data, subset)
 
     def make_tools(self) -> Sequence[Toolset]:
@@ -166,11 +172,16 @@ class HotpotQAEnv(PublishedData, ToolEnv):
         return str(self.problem["question"])
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as the benchmark's script does."""
+        """Compare as the benchmark's script does; in the generous form each reading of the answer."""
         if not normal_answer(answer):
             raise InvalidActionError("the answer has no word")
-        self._f1 = f1_score(answer, self.problem["answer"])
-        return normal_answer(answer) == normal_answer(self.problem["answer"])
+        readings, right = [answer], self.problem["answer"]
+        if self.form == "generous":
+            if answer.endswith("?") > right.endswith("?"):
+                raise InvalidActionError("the answer is a question")
+            readings = list(span_readings(answer))
+        self._f1 = max(f1_score(reading, right) for reading in readings)
+        return any(normal_answer(reading) == normal_answer(right) for reading in readings)
 
     def play(self, action: str) -> Outcome:
         """Play a turn; the only one at the level "closed"."""

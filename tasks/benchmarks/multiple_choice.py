@@ -10,6 +10,7 @@ from llm_envs.env import Difficulty
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, is_doubtful
 from llm_envs.parsers.answers import split_thinking
+from llm_envs.tasks.benchmarks.generous import read_letter
 from llm_envs.tasks.benchmarks.published import Layout, PublishedEnv, require_texts
 from llm_envs.tasks.draws import Random, shuffled
 
@@ -73,6 +74,10 @@ class _FourChoices(PublishedEnv):
             return reply._replace(problems=("there are two answers, or one that is denied; give one letter",))
         return reply._replace(answer=found.pop())
 
+    def read_generously(self, text: str) -> str:
+        """Read the letter in any of the forms that models use."""
+        return read_letter(text, self.problem["choices"])
+
     def prompt(self) -> str:
         """Return the question and its choices, in the words of simple-evals."""
         return _TEMPLATE.format(*self.problem["choices"], question=self.problem["question"])
@@ -117,6 +122,8 @@ class MMLUEnv(_FourChoices):
       letter), or rows. "{split}" in a path is replaced by the split.
     - `subset`: configuration of the data set: "all" by default, or a subject such as "anatomy", which has no train
       split.
+    - `form`: "official" (default), as above; or "generous", for training: `(B)`, `b`, the letter on the next
+      line or in a box, and with a reason behind it are read too, and a hedge is malformed.
     - `reset(options={"problem": {"question": "What is 1+2?", "choices": ["1", "2", "3", "4"], "answer": "C"}})` asks a
       given question.
 
@@ -175,6 +182,7 @@ class GPQAEnv(_FourChoices):
     - `data`: "Idavidrein/gpqa", or a file with the fields `Question`, `Correct Answer` and `Incorrect Answer 1` to
       `Incorrect Answer 3`, such as the published CSV files, or rows.
     - `subset`: configuration of the data set: "gpqa_diamond" (198 questions) by default, "gpqa_main", "gpqa_extended".
+    - `form`: as in `llm/MMLU-v0`.
     - `reset(options={"problem": {"question": "What is 1+2?", "choices": ["1", "2", "3", "4"], "answer": "C"}})` asks a
       given question.
 

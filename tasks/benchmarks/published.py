@@ -15,6 +15,7 @@ import numpy as np
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.sources.prompts import read_rows
+from llm_envs.tasks.benchmarks.generous import GenerousForm
 from llm_envs.tasks.data.loading import FILES, load_data_set
 from llm_envs.tasks.draws import Random, between
 
@@ -140,7 +141,7 @@ class PublishedData:
         return self.problem_at(between(self.np_random.random, 0, len(self.rows) - 1), self.np_random.random)
 
 
-class PublishedEnv(PublishedData, SingleTurnEnv):
+class PublishedEnv(PublishedData, GenerousForm, SingleTurnEnv):
     """Base of the benchmarks with one question and one reply."""
 
     difficulties = {"published": Difficulty("the rows as published", chance_rate=0.05)}
@@ -154,8 +155,10 @@ class PublishedEnv(PublishedData, SingleTurnEnv):
         render_mode: str | None = None,
         data: str | Iterable[Mapping[str, Any]] | None = None,
         subset: str | None = None,
+        form: str = "official",
     ) -> None:
         super().__init__(self.splits[0] if split is None else split, difficulty, render_mode)
+        self.use_form(form)
         self.use_data(data, subset)
 
 

@@ -100,7 +100,7 @@ def _sentence(part: Part) -> str:
         )
     if kind == "step":
         step, k = part["step"]
-        return f"`{name}(xs)`: {STEPS[step].words.format(k=k)}. Return the list."
+        return f"`{name}(xs)`: {STEPS[step].say(k)}. Return the list."
     if kind == "measure":
         return f"`{name}(xs)`: {_measure_words(part)}"
     *lists, last = part["calls"]

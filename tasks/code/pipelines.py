@@ -40,6 +40,10 @@ class Step(NamedTuple):
     numbers: tuple[int, int] | None = None
     """Lowest and highest number; None if it has none."""
 
+    def say(self, k: int) -> str:
+        """Return the words with a number."""
+        return self.words.format(k=k).replace("first 1 numbers", "first number").replace(" 1 numbers", " 1 number")
+
 
 STEPS: dict[str, Step] = {
     "even": Step("keep the even numbers", lambda xs, k: [x for x in xs if x % 2 == 0], "[x for x in xs if x % 2 == 0]"),
@@ -262,9 +266,9 @@ def behaviour(program: Program) -> list[Any]:
 
 def describe(program: Program) -> str:
     """Return the steps in words, numbered, and what is returned."""
-    lines = [f"{i}. {STEPS[name].words.format(k=k)}" for i, (name, k) in enumerate(program[:-1], 1)]
+    lines = [f"{i}. {STEPS[name].say(k)}" for i, (name, k) in enumerate(program[:-1], 1)]
     name, k = program[-1]
-    return "\n".join([*lines, f"Return {RESULTS[name].words.format(k=k)}."])
+    return "\n".join([*lines, f"Return {RESULTS[name].say(k)}."])
 
 
 def source(program: Program) -> str:

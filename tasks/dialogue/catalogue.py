@@ -145,7 +145,8 @@ def scripted_answer(text: str, items: Mapping[str, Mapping[str, str]], wishes: M
     if len(named) != 1:
         return "Could you ask me about one thing?"
     value = wishes.get(named[0])
-    return f"The {named[0]} does not matter to me." if value is None else f"I would like {value}."
+    does = "do" if named[0].endswith("s") else "does"
+    return f"The {named[0]} {does} not matter to me." if value is None else f"I would like {value}."
 
 
 def draw_problem(rng: np.random.Generator, n_items: int, n_properties: int, n_wishes: int, most: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import read_integer
 from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["THEMES", "InformationSeekingEnv", "price_of", "topics_in"]
 
@@ -122,7 +123,12 @@ class InformationSeekingEnv(TextEnv):
         theme = THEMES[self._theme]
         lines = ["Tariff (in euros):", *_lines(theme, self.problem["tariff"])]
         return "\n".join(
-            [*lines, f"You have {self.max_turns} messages, the price included.", "", f"Customer: {theme.opening}"]
+            [
+                *lines,
+                f"You have {in_words(self.max_turns, 'message')}, the price included.",
+                "",
+                f"Customer: {theme.opening}",
+            ]
         )
 
     def play(self, action: str) -> Outcome:

@@ -20,6 +20,7 @@ from llm_envs.tasks.dialogue.packages import (
     told,
 )
 from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["SUCCESS_SHARE", "NegotiationEnv"]
 
@@ -151,7 +152,7 @@ class NegotiationEnv(TextEnv):
     def prompt(self) -> str:
         """Return the things to settle, and the rules."""
         other, patience = self._theme.other, self.problem["patience"]
-        refusals = f"{patience} {'offer' if patience == 1 else 'offers'}"
+        refusals = in_words(patience, "offer")
         lines = []
         for name, points in zip(self._names, self.problem["own"], strict=True):
             options = zip(self._theme.things[name], points, strict=True)
@@ -166,8 +167,8 @@ class NegotiationEnv(TextEnv):
                 f"{other} tells you the cost of each of its options. The {other} accepts any offer within the limit. "
                 f"If an offer is above the limit, the {other} refuses it and tells you by how much it is too "
                 f"expensive. The {other} refuses {refusals} in this way. If another offer is above the limit, "
-                f"the {other} ends the talks and you get no points. You have {self.max_turns} messages. Try to get as "
-                "many points as possible.",
+                f"the {other} ends the talks and you get no points. You have {in_words(self.max_turns, 'message')}. "
+                "Try to get as many points as possible.",
             ]
         )
 

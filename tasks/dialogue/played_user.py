@@ -22,6 +22,7 @@ from llm_envs.tasks.dialogue.catalogue import (
 )
 from llm_envs.tasks.dialogue.said import read_answer, said_by
 from llm_envs.tasks.user_simulator import UserSimulator
+from llm_envs.tasks.wording import in_words
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["PlayedUserEnv", "ScriptedUser", "user_messages"]
@@ -194,7 +195,13 @@ class PlayedUserEnv(TextEnv):
         ]
         opening = f"Customer: Hello, I am looking for {noun}."
         return "\n".join(
-            ["Catalogue:", *lines, f"You have {self.max_turns} messages, the recommendation included.", "", opening]
+            [
+                "Catalogue:",
+                *lines,
+                f"You have {in_words(self.max_turns, 'message')}, the recommendation included.",
+                "",
+                opening,
+            ]
         )
 
     def play(self, action: str) -> Outcome:

@@ -135,7 +135,7 @@ class AcrosticEnv(SingleTurnEnv):
             f"The lines have {', '.join(map(str, problem['letters']))} letters, from top to bottom, without the spaces."
             if problem["letters"]
             else "",
-            "Every word is an English word of at least three letters, and no word occurs twice. Names do not count.",
+            "Every word is an English word of at least three letters and no proper name, and no word occurs twice.",
         ]
         return "\n".join([f"Write {n} lines:", *(f"- {condition}" for condition in conditions if condition)])
 

@@ -12,6 +12,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, shuffled
 from llm_envs.tasks.language.vocabulary import VOCABULARY
 from llm_envs.tasks.replies import without_fence
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["RULES", "InstructionsEnv", "Rule"]
 
@@ -157,10 +158,6 @@ def _is_varied(text: str) -> bool:
     return bool(uses) and max(uses.values()) <= _MOST_USES
 
 
-def _s(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
 def _draw_text(random: Random, n_sentences: int) -> str:
     """Return sentences of common words, one to a line or running on, in one of several forms."""
     sentences = []
@@ -250,22 +247,22 @@ RULES: Mapping[str, Rule] = {
         _draw_words,
     ),
     "sentences": Rule(
-        lambda n: f"It has exactly {_s(n, 'sentence')}, each ending with a full stop, ! or ?",
+        lambda n: f"It has exactly {in_words(n, 'sentence')}, each ending with a full stop, ! or ?",
         lambda text, n: _sentences(text) == n and _is_in_sentences(text),
         lambda random, text: [_sentences(text)],
     ),
     "lines": Rule(
-        lambda n: f"It has exactly {_s(n, 'line')}, none of them empty.",
+        lambda n: f"It has exactly {in_words(n, 'line')}, none of them empty.",
         lambda text, n: len(text.splitlines()) == len(_lines(text)) == n,
         _draw_lines,
     ),
     "bullets": Rule(
-        lambda n: f'It is a list of exactly {_s(n, "line")}, each beginning with "- ".',
+        lambda n: f'It is a list of exactly {in_words(n, "line")}, each beginning with "- ".',
         lambda text, n: len(_lines(text)) == n and all(line.startswith("- ") for line in _lines(text)),
         _draw_bullets,
     ),
     "uses": Rule(
-        lambda word, n: f'The word "{word}" occurs {"once" if n == 1 else _s(n, "time")}, no more and no less.',
+        lambda word, n: f'The word "{word}" occurs {"once" if n == 1 else in_words(n, "time")}, no more and no less.',
         lambda text, word, n: _words(text).count(word) == n,
         _draw_uses,
     ),
@@ -291,7 +288,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "case": Rule(lambda case: f"All letters are {case} letters.", _in_case, _draw_case),
     "commas": Rule(
-        lambda n: f"It has exactly {_s(n, 'comma')}.",
+        lambda n: f"It has exactly {in_words(n, 'comma')}.",
         lambda text, n: text.count(",") == n,
         lambda random, text: [text.count(",")] if "," in text else None,
     ),

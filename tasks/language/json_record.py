@@ -12,6 +12,7 @@ from llm_envs.tasks.algorithmic.lists import check_words
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 from llm_envs.tasks.replies import without_fence
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["JsonRecordEnv", "same_json"]
 
@@ -221,7 +222,8 @@ def _salary(random: Random, who: str) -> tuple[Any, str]:
 def _commute(random: Random, who: str) -> tuple[Any, str]:
     minutes = between(random, 61, 149)
     hours, rest = divmod(minutes, 60)
-    said = f"{'an hour' if hours == 1 else 'two hours'}{f' and {rest} minutes' if rest else ''}"
+    more = f" and {in_words(rest, 'minute')}" if rest else ""
+    said = f"{'an hour' if hours == 1 else 'two hours'}{more}"
     return minutes, f"{who}'s way to work takes {said}."
 
 

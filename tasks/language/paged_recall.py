@@ -12,6 +12,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.language.haystack import ADJECTIVES, NOUNS, haystack
 from llm_envs.tasks.replies import list_items
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["PagedRecallEnv"]
 
@@ -27,7 +28,7 @@ class PagedRecallEnv(TextEnv):
     """Read the prices of a shop page by page, then say what some things cost.
 
     ## Description
-    The pages come one after another, and none can be read again. The question comes only after the last one, so
+    The pages come one after another, each once. The question comes only after the last one, so
     everything must be kept: in the context, or, where the pages are longer than it, in notes. Later prices replace
     earlier ones. Teaches to keep what matters of a long history, and to bring it up to date; made for agents that
     summarise their history (`llm_envs.chat.Summarize`), whose notes are then all that is left of the pages.
@@ -93,8 +94,9 @@ class PagedRecallEnv(TextEnv):
     default_difficulty = "easy"
     problem_fields = {"things": list, "pages": list, "asked": list, "seed": int, "n_characters": int}
     instructions = (
-        "Read the pages one by one; no page can be read again. For the next page write <answer>next</answer>. After "
-        "the last page comes a question: answer it with nothing but the prices, with commas between them."
+        "Read the pages one by one; you see each page once, in this order. For the next page write "
+        "<answer>next</answer>. After the last page comes a question: answer it with nothing but the "
+        "prices, with commas between them."
     )
     answer_example = "41, 17"
 
@@ -157,8 +159,8 @@ class PagedRecallEnv(TextEnv):
         """Return the things, and how many pages and replies there are."""
         things, n_pages = ", ".join(self.problem["things"]), len(self.problem["pages"])
         return (
-            f"A shop sells: {things}. Its prices are on {n_pages} pages; a later price replaces an earlier one. "
-            f"You have {self.max_turns} replies."
+            f"A shop sells: {things}. Its prices are on {in_words(n_pages, 'page')}; a later price replaces an "
+            f"earlier one. You have {in_words(self.max_turns, 'reply')}."
         )
 
     def play(self, action: str) -> Outcome:
@@ -169,7 +171,7 @@ class PagedRecallEnv(TextEnv):
             named = self.judge(self.read(action), read)
         except InvalidActionError as refusal:
             left = self.max_turns - self.n_turns
-            return Outcome(f"Error: {refusal}. {left} replies left.", {"correct": 0.0, "malformed": 1.0})
+            return Outcome(f"Error: {refusal}. {in_words(left, 'reply')} left.", {"correct": 0.0, "malformed": 1.0})
         if is_asked:
             won = named == self._right()
             return Outcome("Correct." if won else "Incorrect.", {"correct": float(won), "malformed": 0.0}, True, won)

@@ -13,6 +13,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
 from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, copied, decisions, draw_case
+from llm_envs.tasks.wording import in_words
 from llm_envs.tools.toolset import Toolset, tool
 from llm_envs.types import ToolResult
 
@@ -60,7 +61,7 @@ class Desk(Toolset):
         if entry is None:
             raise InvalidActionError(f"the shop has no order {order.strip()[:20]!r}")
         self.looked_up.add(order.strip())
-        when = f" {entry['days']} days ago" if entry["status"] == "delivered" else ""
+        when = f" {in_words(entry['days'], 'day')} ago" if entry["status"] == "delivered" else ""
         lines = [f"Order {order.strip()}: {entry['status']}{when}; to {entry['address']}"]
         for name, thing in sorted(entry["items"].items()):
             sale = ", final sale" if thing["final_sale"] else ""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from llm_envs.env import split_of
 from llm_envs.tasks.draws import Random, between, pick, sample
+from llm_envs.tasks.wording import in_words
 
 __all__ = [
     "EXTRA",
@@ -98,8 +99,13 @@ def _choice(values: tuple[str, ...], words: str) -> Parameter:
     return Parameter({"type": "string", "enum": list(values)}, lambda random: pick(random, values), words.format)
 
 
-def _number(low: int, high: int, words: str) -> Parameter:
-    return Parameter(_WHOLE, lambda random: between(random, low, high), words.format)
+def _number(low: int, high: int, words: str, noun: str | None = None) -> Parameter:
+    """Return a whole number; `words` have it, with its noun, if that is given."""
+    return Parameter(
+        _WHOLE,
+        lambda random: between(random, low, high),
+        lambda value: words.format(value if noun is None else in_words(value, noun)),
+    )
 
 
 def _switch(on: str, off: str) -> Parameter:
@@ -139,15 +145,15 @@ PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
         "stops": _several(_CITIES, "by way of {}"),
     },
     "stay": {
-        "nights": _number(1, 21, "for {} nights"),
+        "nights": _number(1, 21, "for {}", "night"),
         "floor": _number(0, 9, "on floor {}"),
         "breakfast": _switch("with breakfast", "without breakfast"),
-        "view": _choice(("sea", "garden", "street"), "with the view: {}"),
-        "pets": _number(1, 4, "bringing pets, {} of them"),
+        "view": _choice(("sea", "garden", "street"), "with a view of the {}"),
+        "pets": _number(1, 4, "bringing {}", "pet"),
     },
     "event": {
         "row": _number(1, 30, "in row {}"),
-        "area": _choice(("stalls", "circle", "box"), "in the area: {}"),
+        "area": _choice(("stalls", "circle", "box"), "with seats in the {}"),
         "drinks": _switch("with drinks", "without drinks"),
         "start": Parameter(
             {**_TEXT, "description": "HH:MM, 24 hours"},
@@ -161,21 +167,21 @@ PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
         "delivery": _switch("delivered to the door", "picked up by myself"),
         "colour": _choice(("black", "red", "white"), "in the colour {}"),
         "extras": _several(("case", "lamp", "lock", "cable", "cover", "stand"), "together with {}"),
-        "deposit": _number(20, 400, "with a deposit of {} euros"),
+        "deposit": _number(20, 400, "with a deposit of {}", "euro"),
     },
     "service": {
         "minutes": Parameter(_WHOLE, lambda random: 15 * between(random, 2, 12), _say_minutes),
         "at_home": _switch("at my home", "at your place"),
         "urgency": _choice(("low", "normal", "high"), "with the urgency {}"),
         "specialist": Parameter(_TEXT, lambda random: pick(random, _PEOPLE), "done by {}".format),
-        "visits": _number(1, 6, "{} times in all"),
+        "visits": _number(1, 6, "{} in all", "time"),
     },
 }
 """Of functions that are given no id, by the kind of what they are about; those of "common" are of every kind."""
 
 EXTRA: Mapping[str, Parameter] = {
     "cover": _choice(("theft", "damage", "full"), "with the cover {}"),
-    "days": _number(1, 30, "counting {} days"),
+    "days": _number(1, 30, "counting {}", "day"),
     "reason": _choice(("illness", "weather", "mistake", "other"), "with the reason {}"),
     "notify": _switch("telling everybody", "telling nobody"),
     "note": Parameter(_TEXT, lambda random: pick(random, _NOTES), 'with the note "{}"'.format),
@@ -185,8 +191,8 @@ EXTRA: Mapping[str, Parameter] = {
         "using the address {}".format,
     ),
     "method": _choice(("card", "cash", "invoice"), "by {}"),
-    "instalments": _number(2, 12, "in {} instalments"),
-    "stars": _number(1, 5, "with {} stars"),
+    "instalments": _number(2, 12, "in {}", "instalment"),
+    "stars": _number(1, 5, "with {}", "star"),
 }
 """Of functions that are given an id."""
 

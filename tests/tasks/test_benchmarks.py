@@ -449,6 +449,14 @@ HOSTILE = {
     "recurses": "def half(x):\n    return half(x)",
     "takes the memory": "def half(x):\n    return [0] * 10 ** 10",
     "endless values": "def half(x):\n    while True:\n        yield 1",
+    "an equal fraction": "from fractions import Fraction\n\nclass F(Fraction):\n    def __eq__(s, o): return True\n\n"
+    "def half(x):\n    return F(9)",
+    "an equal array": "import numpy\n\nclass A(numpy.ndarray):\n    def __eq__(s, o): return True\n\n"
+    "def half(x):\n    return numpy.full(2, 9).view(A)",
+    "answers with a type of its own": "import __main__\n"
+    "__main__.serve = lambda *a: __main__.Text(\"(True, ('made', 'os._exit', [0]))\")\nhalf = 1",
+    "answers with an array of texts": "import __main__\n"
+    "__main__.serve = lambda *a: __main__.Text(\"(True, ('numpy', 'O8', 3))\")\nhalf = 1",
     "nested values": "def half(x):\n    v = []\n    for _ in range(10 ** 5):\n        v = [v]\n    return v",
 }
 
@@ -471,10 +479,34 @@ assert math.isnan(f(float('nan')))
 """
 
 
+MADE = """
+import datetime, decimal, fractions
+from collections import deque
+x, day = datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.timedelta(1, 2, 3)
+made = [fractions.Fraction(1, 3), decimal.Decimal('0.10'), x, x.date(), x.time(), day, deque([1, day]), bytearray(b'a')]
+for v in made:
+    assert f(v) == v and type(f(v)) is type(v), v
+assert f(fractions.Fraction(1, 4)) == 0.25 and str(f(decimal.Decimal('0.10'))) == '0.10'
+"""
+NUMPY = """
+a = f(1)
+assert a == (True, 1, 1, 1, 1, 1, 1) and a[0] and 10 / a[1] == 10 and a[1] in {1, 2} and f(0.5)[2] == 0.5
+assert list(f([1, 2])[1]) == [1, 2] and len(f([1, 2])[1]) == 2 and sorted(f([3, 1])[1]) == [1, 3]
+assert (f([[1, 2]])[2] == [[1, 2]]).all() and f([5])[1][0] == 5
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [
         ("def f(x): return x", VALUES),
+        ("def f(x): return x", MADE),
+        (
+            "import numpy as np\ndef f(x):\n  return np.any(x), *map(np.array(x).astype, "
+            "('i8', 'f4', 'u1', 'c8', 'longdouble', 'f8'))",
+            NUMPY,
+        ),
+        ("def f(x): return x(4) if callable(x) else x", "assert f(f) == 4"),
         ("def f(n):\n  yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
         ("def f(d): return d.keys()", "assert sorted(f({2: 1, 1: 1})) == [1, 2]"),
         ("import collections\ndef f(t): return collections.Counter(t)", "assert f('aab') == {'a': 2, 'b': 1}"),

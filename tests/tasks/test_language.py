@@ -63,7 +63,7 @@ def test_an_acrostic_says_its_conditions():
         "- The last letters of the lines spell KLE.",
         "- Each line has exactly 2 words.",
         "- These words occur: milk.",
-        "- Every word is an English word of at least three letters, and no word occurs twice. Names do not count.",
+        "- Every word is an English word of at least three letters and no proper name, and no word occurs twice.",
     ]
     with pytest.raises(InvalidConfigError, match="does not meet the conditions: stone does not occur"):
         env.reset(options={"problem": {**POEM, "given": ["stone"]}})

@@ -13,6 +13,8 @@ import ast
 import base64
 import contextlib
 import ctypes
+import datetime
+import gc
 import io
 import json
 import linecache
@@ -25,6 +27,7 @@ import socket
 import struct
 import sys
 import sysconfig
+import time
 import traceback
 import types
 from typing import Any
@@ -46,12 +49,26 @@ SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_SUBREAPER, SET_NO_NEW_PRIVILEGE
 STAGE = "/proc"
 """Where the new root is built: every Linux has this directory, and no interpreter is installed in it."""
 HOME = "/tmp"
+PACKAGES = "/packages"
+"""Where the code finds packages in a new root."""
 RESERVE_BYTES = 4 << 20
 """Memory that is released when the code has used up its own, so that the error can be reported."""
 FIRST_UID = 61_184
 """First of the unprivileged users that nothing else runs as (systemd's dynamic users). Each interpreter has its own, so
 that they do not share a count of processes."""
 TRACEBACK_CHARACTERS = 2_000
+WAITING = {
+    "asyncio",
+    "concurrent",
+    "multiprocessing",
+    "queue",
+    "sched",
+    "selectors",
+    "socket",
+    "subprocess",
+    "threading",
+}
+"""Modules that measure a wait with `time.monotonic`: for them it goes on."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -164,6 +181,11 @@ def change_root(config: dict[str, Any]) -> None:
         if exists:
             os.close(os.open(f"{STAGE}/dev/{name}", os.O_CREAT, 0o666))
             mount(f"/dev/{name}", f"{STAGE}/dev/{name}", None, BIND)
+    for package in config["packages"]:
+        target = f"{STAGE}{PACKAGES}/{os.path.basename(package)}"
+        os.makedirs(target)
+        mount(package, target, None, BIND | RECURSIVE)
+        make_read_only(target, READ_ONLY | NO_SETUID | NO_DEVICES)
     os.makedirs(STAGE + HOME, exist_ok=True)
     if config["file_bytes"]:
         options = f"size={config['file_bytes']},nr_inodes=1024,mode=1777"
@@ -267,6 +289,48 @@ def guard(interpreter: int, lifeline: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def make_repeatable(seed: int, clock: int) -> None:
+    """Make what the code reads of chance and time depend on the seed alone.
+
+    `random` and whatever asks for entropy are seeded; the clocks of `time` and `datetime` stand at `clock`, in seconds
+    since 1970. This does not isolate: code that wants to can find the time, for example in `os.times`.
+    """
+    entropy = random.Random(seed)
+    draw_seed, seed_with = entropy.getrandbits, random.Random.seed
+    os.urandom = random._urandom = entropy.randbytes  # type: ignore[attr-defined]
+
+    def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed_with(self, draw_seed(64) if a is None else a, version)
+
+    random.Random.seed = seeded  # type: ignore[method-assign]
+    random.seed = random._inst.seed  # type: ignore[attr-defined]
+    random.seed(seed)
+
+    monotonic = time.monotonic
+    for name in ("time", "perf_counter", "process_time", "thread_time"):
+        setattr(time, name, lambda: float(clock))
+        setattr(time, f"{name}_ns", lambda: clock * 10**9)
+    time.monotonic = lambda: monotonic() if _is_waiting(sys._getframe(1)) else float(clock)
+    time.monotonic_ns = lambda: clock * 10**9
+    time.clock_gettime = lambda clk_id: float(clock)
+    time.clock_gettime_ns = lambda clk_id: clock * 10**9
+    for name in ("localtime", "gmtime", "ctime"):
+        of_seconds = getattr(time, name)
+        setattr(time, name, lambda secs=None, of=of_seconds: of(clock if secs is None else secs))
+    strftime, asctime = time.strftime, time.asctime
+    time.strftime = lambda format, *t: strftime(format, *(t or (time.localtime(),)))
+    time.asctime = lambda *t: asctime(*(t or (time.localtime(),)))
+    # These two read the clock in C. A subclass would change the type's name and what other modules take as a date.
+    (methods,) = gc.get_referents(datetime.datetime.__dict__)
+    methods["now"] = classmethod(lambda cls, tz=None: cls.fromtimestamp(clock, tz))
+    methods["utcnow"] = classmethod(lambda cls: cls.fromtimestamp(clock, datetime.UTC).replace(tzinfo=None))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+
+
+def _is_waiting(caller: types.FrameType) -> bool:
+    return str(caller.f_globals.get("__name__")).partition(".")[0] in WAITING
+
+
 def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Run code as a notebook does, and return the result as data."""
     most, name, code = config["output_characters"], f"<run {request['number']}>", request["code"]
@@ -345,7 +409,10 @@ def interpret(control: socket.socket, output: int, config: dict[str, Any], is_ma
     if refuse_system_calls(config["filter"]):
         protections.append("system calls")
     if config["seed"] is not None:
-        random.seed(config["seed"])
+        make_repeatable(config["seed"], config["clock"])
+    if config["packages"]:
+        in_new_root = config["isolation"] == "namespaces"
+        sys.path += [PACKAGES] if in_new_root else sorted({os.path.dirname(path) for path in config["packages"]})
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv, sys.orig_argv = [""], [""]

@@ -17,7 +17,9 @@
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
 6. A busy machine is not the code's fault. The time in which an interpreter waits for a processor does not count as
    the run's. At `LONGEST` it raises `SandboxError`. Code that sleeps, or has stopped itself, does not wait.
-7. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
+7. A session with a seed is repeatable: its clock stands (`child.make_repeatable`), and an object's address in what it
+   shows is written as `0x...`. Values that are addresses (`id`) and the operating system's own figures are not covered.
+8. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
    Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie, but the
    code could have printed the same.
 """
@@ -26,9 +28,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import json
 import os
 import platform
+import re
 import secrets
 import selectors
 import shutil
@@ -41,6 +45,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +53,7 @@ from typing import Any, Literal
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.processes import LONGEST, StartWatch, children_of, cpu_seconds
 from llm_envs.sandbox.base import (
+    CLOCK,
     FLOOD_FACTOR,
     NotRun,
     SandboxLimits,
@@ -72,7 +78,11 @@ _END_S = 5.0
 """Longest time for the guardian to kill its interpreter, before it is killed itself."""
 _CPU_S = 3_600
 """Most processor time of an interpreter, in seconds: a backstop in case the guardian is gone."""
-_ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PATH": "", "PYTHONHASHSEED": "0"}
+_ENVIRONMENT = {
+    **{"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PATH": "", "PYTHONHASHSEED": "0", "TZ": "UTC"},
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy's library otherwise takes memory for a thread on each processor
+}
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 
 
 class SubprocessSandbox:
@@ -81,7 +91,9 @@ class SubprocessSandbox:
     Args:
         limits: Limits of sessions that are opened without limits.
         isolation: "namespaces", or, weaker, "rlimits"; see the module.
-        python: The interpreter to run; by default this one. Third-party packages are not visible to it.
+        python: The interpreter to run; by default this one.
+        packages: Third-party packages of this process's interpreter that the code may import, such as "numpy", if they
+            are installed. No others are visible to it.
 
     Raises:
         InvalidConfigError: If `isolation` has another value.
@@ -94,6 +106,7 @@ class SubprocessSandbox:
         limits: SandboxLimits | None = None,
         isolation: Isolation = "namespaces",
         python: str | os.PathLike[str] | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
         if isolation not in ("namespaces", "rlimits"):
             raise InvalidConfigError(f"isolation is {isolation!r}; it must be 'namespaces' or 'rlimits'.")
@@ -102,6 +115,7 @@ class SubprocessSandbox:
         self.limits = limits or SandboxLimits()
         self.isolation: Isolation = isolation
         self.python = str(python or sys.executable)
+        self.packages = tuple(packages)
         self._sessions: weakref.WeakSet[SubprocessSession] = weakref.WeakSet()
         self._is_closed = False
         self._force_user_namespace = False
@@ -132,7 +146,7 @@ class SubprocessSandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings: another process has its own sessions."""
-        return _rebuild, (self.limits, self.isolation, self.python)
+        return _rebuild, (self.limits, self.isolation, self.python, self.packages)
 
     def _probe(self) -> frozenset[str]:
         """Start one interpreter, to check that this works and which protections are active."""
@@ -169,6 +183,8 @@ class SubprocessSession:
                 return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
             child, is_new = self._ready_child()
             outcome = child.run(code) | {"state_lost": is_new and self._has_run}
+            if self._seed is not None:
+                outcome |= {k: _ADDRESS.sub("0x...", text) for k, text in outcome.items() if isinstance(text, str)}
             self._has_run = True
             if outcome.get("stopped"):
                 child.close()
@@ -223,6 +239,8 @@ class _Child:
             "folder": folder,
             "filter": _encode_filter(sandbox.isolation),
             "seed": seed,
+            "clock": CLOCK,
+            "packages": _folders_of(sandbox.packages),
             "cpu_s": _CPU_S,
             "memory_bytes": limits.memory_bytes,
             "file_bytes": limits.file_bytes,
@@ -482,5 +500,12 @@ def _close_all(descriptors: tuple[int, ...], control: socket.socket, folder: str
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rebuild(limits: SandboxLimits, isolation: Isolation, python: str) -> SubprocessSandbox:
-    return SubprocessSandbox(limits=limits, isolation=isolation, python=python)
+def _folders_of(packages: Sequence[str]) -> list[str]:
+    """Return the folders of the installed ones, with those of the libraries that their wheels bring."""
+    specs = filter(None, map(importlib.util.find_spec, packages))
+    folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
+    return [path for folder in folders for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+
+
+def _rebuild(limits: SandboxLimits, isolation: Isolation, python: str, packages: tuple[str, ...]) -> SubprocessSandbox:
+    return SubprocessSandbox(limits=limits, isolation=isolation, python=python, packages=packages)

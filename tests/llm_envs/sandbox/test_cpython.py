@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import platform
 import select
 import shutil
@@ -86,7 +87,7 @@ def test_it_is_the_first_process_and_has_nothing_of_the_host(session):
     assert session.run("os.getuid() == 0 or os.geteuid() == 0").value == "False"
     assert session.run("sorted(os.listdir('/tmp'))").value == "[]"
     assert session.run("os.getcwd()").value == "'/tmp'"
-    names = "['HOME', 'LANG', 'MALLOC_ARENA_MAX', 'PATH', 'PYTHONHASHSEED']"
+    names = "['HOME', 'LANG', 'MALLOC_ARENA_MAX', 'OPENBLAS_NUM_THREADS', 'PATH', 'PYTHONHASHSEED', 'TZ']"
     assert session.run("sorted(n for n in os.environ if n != 'LC_CTYPE')").value == names
     assert (
         session.run("[p for p in ('/etc', '/home', '/proc', '/sys', '/var', '/bin') if os.path.exists(p)]").value
@@ -124,6 +125,16 @@ def test_its_folder_is_empty_small_and_its_own(sandbox):
         assert first.run(f"open({path!r}, 'w')").error in ("OSError", "PermissionError")
     first.close()
     second.close()
+
+
+def test_only_the_packages_that_are_named_can_be_imported(session):
+    assert session.run("import numpy").error == "ModuleNotFoundError"
+    with make(packages=["numpy", "no_such"]) as other:
+        assert pickle.loads(pickle.dumps(other)).packages == ("numpy", "no_such")
+        opened = other.session(replace(LIMITS, memory_bytes=256 << 20))
+        assert opened.run("import numpy\nnumpy.linalg.inv(numpy.eye(2)).tolist()").value == "[[1.0, 0.0], [0.0, 1.0]]"
+        assert opened.run("import pytest").error == "ModuleNotFoundError"
+        assert opened.run("open(numpy.__file__, 'a')").error in ("OSError", "PermissionError")
 
 
 def test_the_standard_library_is_there(session):

@@ -201,6 +201,40 @@ def test_seed_decides_what_random_gives(sandbox):
     assert len({values[0], values[2], values[3], values[4]}) == 4
 
 
+CLOCKS = (
+    "[time.time(), time.time_ns(), time.monotonic(), time.perf_counter(), time.process_time(), time.localtime()[:6]]"
+)
+REPEATABLE = (
+    f"import time\n{CLOCKS}",
+    "import time\n[time.strftime('%Y-%m-%d %H:%M:%S'), time.gmtime()[:6]]",
+    "import datetime as d\n[d.datetime.now(), d.date.today(), d.datetime.now(d.timezone.utc)]",
+    "import random\nrandom.seed()\n[random.random(), random.Random().random()]",
+    "class A:\n    pass\n[A(), lambda: 1, hash('a'), {'b', 'a', 'c'}]",
+)
+REPEATABLE_IN_CPYTHON = (
+    "import uuid, secrets, os, tempfile\n[uuid.uuid4(), secrets.token_hex(), os.urandom(9), tempfile.mktemp()]",
+    "import time, timeit\n[time.ctime(), time.asctime(), __import__('datetime').datetime.today(), time.clock_gettime(0), timeit.timeit('1', number=9)]",
+    "import datetime\nprint(object())\nraise ValueError(str(object()) + str(datetime.datetime.utcnow()))",
+)
+
+
+def test_what_a_seeded_session_shows_depends_on_its_seed_alone(sandbox):
+    """Its clocks stand, chance has a seed, and no address is shown."""
+    for code in REPEATABLE + (() if isinstance(sandbox, MontySandbox) else REPEATABLE_IN_CPYTHON):
+        first, second = (sandbox.session(seed=3).run(code) for _ in range(2))
+        assert first.output == second.output and (first.succeeded or "raise" in code), code
+    dated = sandbox.session(seed=3).run("import datetime\nstr(datetime.datetime.now())").value
+    assert dated == "'2025-01-01 12:00:00'"
+    assert not sandbox.session().run("import datetime\nstr(datetime.date.today())").value.startswith("'2025-01-01")
+
+
+def test_waiting_goes_on_in_a_seeded_session(sandbox):
+    codes = ["import asyncio\nasyncio.run(asyncio.sleep(0.01, 5))"]
+    if not isinstance(sandbox, MontySandbox):
+        codes.append("import queue\ntry:\n    queue.Queue().get(timeout=0.01)\nexcept queue.Empty:\n    n = 5\nn")
+    assert [sandbox.session(seed=1).run(code).value for code in codes] == ["5"] * len(codes)
+
+
 def test_sessions_run_at_the_same_time_from_many_threads(sandbox):
     def play(n: int) -> list[str | None]:
         session = sandbox.session()
