@@ -10,8 +10,11 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
+from llm_envs.mathematics.notation import in_one_notation
+
 __all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "Unreadable", "clean", "has_content", "interval_of", "is_interval", "is_set"]
 __all__ += [
+    "has_dots",
     "has_letters",
     "list_items",
     "prose_in",
@@ -46,20 +49,22 @@ _PREFIX = re.compile(
     r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*",
     re.IGNORECASE,
 )
-_SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))"
-_MIXED = re.compile(rf"(?<![\d.])(\d+){_SPACE}+(\d+)\s*/\s*(\d+)(?![\d.])")
-_THOUSANDS = r"\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:\\[,!;: ]\d{3})+|(?:\{,\}\d{3})+|(?:,\\!\d{3})+)"
+_MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_THOUSANDS = r"\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:\{,\}\d{3})+)"
 _WHOLE_GROUPED = re.compile(
     rf"(?P<head>(?:[^,;=]*=)?\s*[+-]?\s*)(?P<number>{_THOUSANDS})(?P<tail>(?:\.\d+)?\D*(?:\^\{{?\d\}}?)?)"
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])(?:(pi)|infinity|infty)(?![A-Za-z])")
-_SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
-_ASCII = str.maketrans(
-    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"}
-    | {"\u2264": "\\leq ", "\u2265": "\\geq ", "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2228": "\\lor "}
-    | {"\u00b2": "^2", "\u00b3": "^3"}
+_LABEL = re.compile(
+    r"(?:\\text\w*\s*\{[^{}=]{1,40}\}(?:_(?:\w|\{\w*\}))?|[A-Za-z][a-z]{3,20}(?: [A-Za-z]+){0,3})\s*=(?=.*\d)"
 )
+_MONEY = re.compile(
+    r"(?P<head>[^=]*=\s*)?(?P<sign>[+-]?)\s*(?P<before>\\?\$|\u20ac|\u00a3)?\s*"
+    r"(?P<amount>[+-]?[\d.,{} ]*\d\}?)\s*(?P<after>\\?\$|\u20ac|\u00a3)?(?P<rest>[^\d=]*)"
+)
+_CURRENCIES = {"$": "dollars", "\u20ac": "euros", "\u00a3": "gbp"}
+_DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\\dots[a-z](?![A-Za-z])|\.\.\.|\u2026")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -85,15 +90,16 @@ def clean(text: str) -> str | Unreadable:
     """Remove the delimiters and prose around a formula, or return why it is not read."""
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
-    text = "".join(character if character.isprintable() else " " for character in text.translate(_ASCII)).strip()
-    text = _unwrapped(text)
-    prefix = _PREFIX.match(text)
-    if prefix is not None and prefix.end() < len(text):
-        text = _unwrapped(text[prefix.end() :])
-    if text.startswith(("$", "\\$")) and text.count("$") == 1:
-        text = text.partition("$")[2].strip()
-        if text and not text.strip("0123456789., "):
-            text = _ungrouped(text) + " dollars"
+    text = "".join(character if character.isprintable() else " " for character in text)
+    text = _unwrapped(in_one_notation(text))
+    for _ in range(2):
+        told = _STYLED.sub(r"\1 ", text, count=1).strip() if text.startswith("\\text") else text
+        prefix = _PREFIX.match(told)
+        if prefix is not None and prefix.end() < len(told):
+            text = _unwrapped(told[prefix.end() :])
+        elif (label := _LABEL.match(text)) is not None and not _NO_UNITS & set(label[0].lower().split()):
+            text = _unwrapped(text[label.end() :])
+    text = _one_formula(_priced(text.removeprefix("=").strip()))
     if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
         return Unreadable("has more than one formula")
     depth = _depth(text)
@@ -101,16 +107,37 @@ def clean(text: str) -> str | Unreadable:
         return Unreadable("has brackets that do not match")
     if depth > MAX_DEPTH:
         return Unreadable(f"is nested {depth} deep; at most {MAX_DEPTH} levels are read")
-    text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", _SIZED.sub("", text)).strip()
+    text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", text).strip()
     text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _SCIENTIFIC.sub(_written_out, _ungrouped(text)))
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has numbers of over {MAX_CHARACTERS} digits")
     return text
 
 
+def _priced(text: str) -> str:
+    r"""Return an amount of money with the currency as a unit: "5 dollars" of `\$5`."""
+    found = _MONEY.fullmatch(text)
+    if found is None or (found["before"] is None) == (found["after"] is None):
+        return text
+    currency = _CURRENCIES[(found["before"] or found["after"])[-1]]
+    return f"{found['head'] or ''}{found['sign']}{_ungrouped(found['amount'])} {currency} {found['rest']}".strip()
+
+
+def _one_formula(text: str) -> str:
+    """Return a text with one formula in delimiters without them: "18 cm" of "$18$ cm"."""
+    for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        before, found, rest = text.partition(opening)
+        inside, closed, after = rest.partition(closing)
+        if found and closed and "$" not in after and not re.search(r"\\[(\[]|\\boxed", after + inside):
+            return f"{before}{inside}{after}".strip()
+    return text
+
+
 def _unwrapped(text: str) -> str:
     for _ in range(4):
         text = text.removesuffix(".").rstrip()
+        if text[:1] + text[-1:] == "{}" and _depth(text[1:-1]) is not None:
+            text = text[1:-1].strip()
         for opening, closing in _WRAPPERS:
             if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
                 inner = text[len(opening) : -len(closing)].strip()
@@ -156,6 +183,11 @@ def _depth(text: str) -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Words
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def has_dots(text: str) -> bool:
+    r"""Return whether a text is left unfinished: `47\ldots`, "0.33..."."""
+    return _DOTS.search(text) is not None
 
 
 def _words(text: str) -> frozenset[str]:
@@ -246,8 +278,8 @@ _NO_UNITS = _words(
 )
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
-_UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z])|\\[,;: ])\s*|\s+")
-_DEGREES = re.compile(r"(?:\s|\\[,;: ])*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\u00b0|\\degree)\s*([CF])?\s*\Z")
+_UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z]))\s*|\s+")
+_DEGREES = re.compile(r"\s*\^\s*\\circ\s*(?:([CF])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})?\s*\Z")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 
 
@@ -259,26 +291,21 @@ def take_off_unit(text: str) -> tuple[str, str]:
     for pattern, unit in ((_PERCENT, "%"), (_DEGREES, "deg")):
         match = pattern.search(text)
         if match is not None and _is_amount(text[: match.start()].rpartition("=")[2]):
-            scale = match[1] if match.lastindex else ""
-            return text[: match.start()], f"{unit}{scale}"
+            return text[: match.start()], unit + "".join(filter(None, match.groups()))
     plain = _STYLED.sub(r" \1", text)
     head, equals, last = plain.rpartition("=")
     start = next((match.start() for match in re.finditer(r"\\?[^\W\d_]+", last) if match[0][0] != "\\"), None)
     if start is None or not _is_amount(last[:start]):
         return text, ""
     is_glued = last[start - 1] in "0123456789)}"
-    unit = _unit(_spaced(last[start:]), is_glued)
-    value = re.sub(rf"{_SPACE}+\Z", "", last[:start])
+    unit = _unit(last[start:].strip(), is_glued)
+    value = last[:start].rstrip()
     return (head + equals + value, unit) if unit else (text, "")
-
-
-def _spaced(unit: str) -> str:
-    return re.sub(r"~|\\[,;: ]", " ", unit).strip()
 
 
 def _is_amount(value: str) -> bool:
     """Return whether a text looks like a number."""
-    value = re.sub(rf"{_SPACE}+\Z", "", value)
+    value = value.rstrip()
     plain = _COMMAND.sub("", value)
     if any(map(str.isalpha, plain)) or any(character in plain for character in "<>;|"):
         return False

@@ -19,6 +19,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,6 +29,7 @@ from llm_envs.errors import InvalidActionError, InvalidConfigError, SandboxError
 from llm_envs.mathematics.answer_text import (
     Unreadable,
     clean,
+    has_dots,
     has_letters,
     interval_of,
     is_interval,
@@ -43,9 +45,18 @@ from llm_envs.mathematics.answer_text import (
 from llm_envs.mathematics.arithmetic import Number, evaluate
 from llm_envs.mathematics.loader import Loader as _Loader
 from llm_envs.mathematics.loader import Worker as _Worker
+from llm_envs.mathematics.worker import decimals_of
 from llm_envs.processes import Shared, forget_after_fork, processors
 
-__all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
+__all__ = [
+    "MathChecker",
+    "MathComparison",
+    "Verdict",
+    "bare_number",
+    "compare_math",
+    "math_equal",
+    "prepare_comparison",
+]
 
 Verdict = Literal["equal", "different", "undecided"]
 
@@ -196,15 +207,16 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
     r"""Compare a model's answer with the right one, by value.
 
     - The same text is always equal, except for spaces.
-    - Numbers must be exactly equal. If one of them has a decimal point, they may differ by one millionth (of the
-      larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
+    - Numbers must be exactly equal. A decimal also equals a number that rounds to it, if it is off by at most one
+      millionth (of the larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
     - An answer of several candidates ("3 or 5", "3 5", "3 = 5") does not equal one of them. Lists ("3,5", "x=3 or
       x=5", `\{3,5\}`) are equal in any order; a pair is equal to a list in the same order, and never to a set.
     - Texts of only words ("no", "cat", "north pole") are compared as text, ignoring case: never as products of
       variables. So "ab" is not "ba"; "a b" and "a*b" are formulas.
     - A unit behind a number counts only if both have one: "5 km" equals "5", and neither "5 cm" nor "5000 m".
       "10 grams" is "10 g"; quantities are not converted.
-    - A percentage equals its number and its hundredth: "50%" equals "50" and "0.5". Two of them are compared as such.
+    - A percentage equals its hundredth: "50%" is "0.5". The answer "50" equals the target "50%", too; "50%" does not
+      equal the target "50". A degree sign is a unit, except behind a fraction.
     - "x>3" equals `(3,\infty)`.
 
     Args:
@@ -236,6 +248,22 @@ def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
     return bool(compare_math(answer, target, timeout_s=timeout_s))
 
 
+def bare_number(answer: str) -> str:
+    r"""Return the number of an answer in digits, without a unit and the name of what it is: "55" of `m+n = 55^\circ`.
+
+    Percent does not count as a unit. A text that is not one number comes back in another form, or empty.
+    """
+    text = clean(answer)
+    if isinstance(text, Unreadable) or has_dots(text):
+        return ""
+    number, unit = take_off_unit(text)
+    *others, last = (side.strip() for side in _EQUALS.split(number))
+    values = [_plain_value(side) for side in others if not has_letters(side) and "\\" not in side]
+    if unit == "%" or any(value is None or value != _plain_value(last) for value in values):
+        return ""
+    return last
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Decisions
 # ----------------------------------------------------------------------------------------------------------------------
@@ -244,9 +272,13 @@ _Decision = tuple[Verdict, str]
 _Ask = Callable[[str, str], _Decision]
 """Has math-verify compare an answer with its target."""
 
-_SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+\d")
+_SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*\s+\d")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
-_SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)")
+_SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)|\^\s*(?:\{\s*-\s*1\s*\}|-1)")
+_DIGIT = re.compile(r"\d")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_QUOTIENT = re.compile(r"\\frac(?![A-Za-z])|/")
+_CLOSED_AT_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 
 
 def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
@@ -267,6 +299,8 @@ def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
     target, answer = texts
     if same_text(answer, target):
         return "equal", ""
+    if has_dots(answer) and not has_dots(target):
+        return "undecided", "the answer is left unfinished, with dots"
     return _compare_words(answer, target) or _compare_formulas(ask, answer, target)
 
 
@@ -290,6 +324,8 @@ def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
             answer = answer_too
         elif target_too is not None and answer_too is None:
             target = target_too
+    if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(target):
+        return "different", "the answer is closed at infinity"
     answers, targets = list_items(answer), list_items(target)
     if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
         return _compare_values(ask, answers[0], targets[0])
@@ -297,9 +333,16 @@ def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
         return _compare_tuple(ask, answers[0], targets, is_set(target))
     if len(targets) == 1 and is_interval(targets[0]) and len(answers) > 1 and not is_interval(answers[0]):
         return _compare_tuple(ask, targets[0], answers, is_set(answer))
-    if len(targets) == 1 < len(answers) and "\\pm" not in target and not (is_set(answer) and is_set(target)):
+    if not any(sign in answer + target for sign in ("\\pm", "\\mp", "\\cup")) and not _may_match(answers, targets):
         return "different", f"the answer lists {len(answers)} values"
     return _compare_lists(ask, answers, targets)
+
+
+def _may_match(answers: list[str], targets: list[str]) -> bool:
+    """Return whether lists may have the same values: a value is repeated only as often as in the target."""
+    if len(set(targets)) < len(targets) == len(answers):
+        return Counter(answers) == Counter(targets)
+    return len(answers) in (len(targets), len(set(targets)))
 
 
 def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool) -> _Decision:
@@ -357,10 +400,12 @@ def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
     for name, text in (("target", target), ("answer", answer)):
         if (word := prose_in(text)) is not None:
             return "undecided", f"the {name} has words in it: {word[:40]!r}"
+    if unit.startswith("deg") and not other and _QUOTIENT.search(target):
+        return "different", "the answer is an angle, the target a fraction"
+    if unit == "%" != other:
+        return _compare_amounts(ask, _hundredth(answer), target)
     decided = _compare_amounts(ask, answer, target)
-    if decided[0] == "different" and (unit == "%") != (other == "%"):
-        if unit == "%":
-            return _compare_amounts(ask, _hundredth(answer), target)
+    if decided[0] == "different" and other == "%" != unit:
         return _compare_amounts(ask, answer, _hundredth(target))
     return decided
 
@@ -374,7 +419,7 @@ def _hundredth(text: str) -> str:
 def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:
     left, right = _plain_value(target), _plain_value(answer)
     if left is not None and right is not None:
-        return ("equal" if _are_close(left, right, "." in target or "." in answer) else "different"), ""
+        return ("equal" if _are_close(left, right, decimals_of(target, answer)) else "different"), ""
     if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
         return "different", "the answer has several numbers"
     for part in _claims(answer, target):
@@ -392,20 +437,28 @@ def _plain_value(text: str) -> Number | None:
         return None
 
 
-def _are_close(left: Number, right: Number, is_decimal: bool) -> bool:
+def _are_close(left: Number, right: Number, decimals: int | None) -> bool:
     if left == right:
         return True
-    if not is_decimal:
+    if decimals is None:
         return False
     first, second = Fraction(left), Fraction(right)
-    return abs(first - second) <= min(max(abs(first), abs(second)), Fraction(1)) / 1_000_000
+    rounding = Fraction(1, 2 * 10**decimals)
+    return abs(first - second) <= min(min(max(abs(first), abs(second)), Fraction(1)) / 1_000_000, rounding)
 
 
 def _claims(answer: str, target: str) -> list[str]:
-    """Return the parts of "3 = 4 = 5" before the last that have to be equal to it: each part with a number in it."""
+    """Return the parts of "3 = 4 = 5" before the last that have to be equal to it: each part with a number in it.
+
+    The name of a quantity is none: `f(3)`, `f^{-1}(2)`, and what has several variables, as "100m + n".
+    """
     parts = _EQUALS.split(answer)
     first = 1 if "=" in target else 0
-    return [part for part in parts[first:-1] if any(map(str.isdigit, _SUBSCRIPT.sub("", part)))]
+    return [part for part in parts[first:-1] if _DIGIT.search(_SUBSCRIPT.sub("", part)) and not _is_named(part)]
+
+
+def _is_named(part: str) -> bool:
+    return len(set(filter(str.isalpha, _COMMAND.sub("", part)))) > 1
 
 
 def _make_shared() -> MathChecker:
