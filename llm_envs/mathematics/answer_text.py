@@ -1,4 +1,4 @@
-r"""Read the text of a mathematical answer, before any algebra: words, units, lists, inequalities.
+r"""Read the text of a mathematical answer, before any algebra: prose, words, units.
 
 All functions map texts to texts and evaluate nothing. They take texts of bounded length (`clean` refuses longer ones),
 in linear time, or in quadratic time for a few thousand characters at worst.
@@ -12,18 +12,20 @@ from decimal import Decimal
 
 from llm_envs.mathematics.notation import in_one_notation
 
-__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "Unreadable", "clean", "has_content", "interval_of", "is_interval", "is_set"]
-__all__ += [
+__all__ = [
+    "MAX_CHARACTERS",
+    "MAX_DEPTH",
+    "Unreadable",
+    "clean",
+    "has_content",
     "has_dots",
     "has_letters",
-    "list_items",
     "prose_in",
     "same_text",
-    "split_assignment",
     "take_off_unit",
-    "without_element",
+    "ungrouped",
+    "words_of",
 ]
-__all__ += ["words_of"]
 
 MAX_CHARACTERS = 2_000
 """Longest answer or target that is read."""
@@ -57,13 +59,15 @@ _WHOLE_GROUPED = re.compile(
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])(?:(pi)|infinity|infty)(?![A-Za-z])")
 _LABEL = re.compile(
-    r"(?:\\text\w*\s*\{[^{}=]{1,40}\}(?:_(?:\w|\{\w*\}))?|[A-Za-z][a-z]{3,20}(?: [A-Za-z]+){0,3})\s*=(?=.*\d)"
+    r"(?:\\text\w*\s*\{[^{}=]{1,40}\}(?:_(?:\w|\{\w*\}))?\s*(?:\\triangle|\\angle)?\s*[A-Z]{0,6}"
+    r"|[A-Za-z][a-z]{3,20}(?: [A-Za-z]+){0,3})\s*=(?=.*\d)"
 )
 _MONEY = re.compile(
     r"(?P<head>[^=]*=\s*)?(?P<sign>[+-]?)\s*(?P<before>\\?\$|\u20ac|\u00a3)?\s*"
     r"(?P<amount>[+-]?[\d.,{} ]*\d\}?)\s*(?P<after>\\?\$|\u20ac|\u00a3)?(?P<rest>[^\d=]*)"
 )
 _CURRENCIES = {"$": "dollars", "\u20ac": "euros", "\u00a3": "gbp"}
+_LISTED = re.compile(r"\s*(?:[,;]|and|or|,\s*and|,\s*or)?\s*")
 _DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\\dots[a-z](?![A-Za-z])|\.\.\.|\u2026")
 
 
@@ -99,7 +103,7 @@ def clean(text: str) -> str | Unreadable:
             text = _unwrapped(told[prefix.end() :])
         elif (label := _LABEL.match(text)) is not None and not _NO_UNITS & set(label[0].lower().split()):
             text = _unwrapped(text[label.end() :])
-    text = _one_formula(_priced(text.removeprefix("=").strip()))
+    text = _without_dollars(_priced(text.removeprefix("=").strip()))
     if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
         return Unreadable("has more than one formula")
     depth = _depth(text)
@@ -108,7 +112,7 @@ def clean(text: str) -> str | Unreadable:
     if depth > MAX_DEPTH:
         return Unreadable(f"is nested {depth} deep; at most {MAX_DEPTH} levels are read")
     text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", text).strip()
-    text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _SCIENTIFIC.sub(_written_out, _ungrouped(text)))
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _SCIENTIFIC.sub(_written_out, ungrouped(text)))
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has numbers of over {MAX_CHARACTERS} digits")
     return text
@@ -120,16 +124,16 @@ def _priced(text: str) -> str:
     if found is None or (found["before"] is None) == (found["after"] is None):
         return text
     currency = _CURRENCIES[(found["before"] or found["after"])[-1]]
-    return f"{found['head'] or ''}{found['sign']}{_ungrouped(found['amount'])} {currency} {found['rest']}".strip()
+    return f"{found['head'] or ''}{found['sign']}{ungrouped(found['amount'])} {currency} {found['rest']}".strip()
 
 
-def _one_formula(text: str) -> str:
-    """Return a text with one formula in delimiters without them: "18 cm" of "$18$ cm"."""
-    for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        before, found, rest = text.partition(opening)
-        inside, closed, after = rest.partition(closing)
-        if found and closed and "$" not in after and not re.search(r"\\[(\[]|\\boxed", after + inside):
-            return f"{before}{inside}{after}".strip()
+def _without_dollars(text: str) -> str:
+    """Return a text with one formula in delimiters, or with a list of them, without them: "18 cm" of "$18$ cm"."""
+    for opening, closing in ((r"\$", r"\$"), (r"\\\(", r"\\\)"), (r"\\\[", r"\\\]")):
+        outside = re.split(f"{opening}(.*?){closing}", text)
+        inside = outside[1::2]
+        if len(inside) == 1 or (inside and all(map(_LISTED.fullmatch, outside[::2]))):
+            return "".join(outside).strip()
     return text
 
 
@@ -149,7 +153,7 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _ungrouped(text: str) -> str:
+def ungrouped(text: str) -> str:
     """Return a text that is one number, or an equation with one, without the marks between its thousands."""
     match = _WHOLE_GROUPED.fullmatch(text)
     return text if match is None else match["head"] + re.sub(r"\D", "", match["number"]) + match["tail"]
@@ -199,6 +203,7 @@ _FUNCTIONS = _words(
     "ceil min max gcd lcm mod det frac binom"
 )
 _CONNECTIVES = frozenset({"or", "and"})
+_LINKS = frozenset({"to", "not", "but", "vs", "if"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
 _PROSE_LETTERS = 4
@@ -228,7 +233,8 @@ def prose_in(text: str) -> str | None:
     """Return a word of four letters or more in a formula, or None."""
     plain = _COMMAND.sub(" ", _STYLED.sub(r" \1 ", _NAMES.sub(" ", text)))
     for run in _LETTERS.findall(plain):
-        if len(run) >= _PROSE_LETTERS and run.casefold() not in _FUNCTIONS:
+        is_word = len(run) >= _PROSE_LETTERS and not run.isupper()  # ABCD is a figure
+        if (is_word and run.casefold() not in _FUNCTIONS) or run.casefold() in _LINKS:
             return str(run)
     return None
 
@@ -279,6 +285,7 @@ _NO_UNITS = _words(
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
 _UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z]))\s*|\s+")
+_UNIT_QUOTIENT = re.compile(r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^\{?\d\}?)?)\s*\}")
 _DEGREES = re.compile(r"\s*\^\s*\\circ\s*(?:([CF])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})?\s*\Z")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 
@@ -292,7 +299,7 @@ def take_off_unit(text: str) -> tuple[str, str]:
         match = pattern.search(text)
         if match is not None and _is_amount(text[: match.start()].rpartition("=")[2]):
             return text[: match.start()], unit + "".join(filter(None, match.groups()))
-    plain = _STYLED.sub(r" \1", text)
+    plain = _UNIT_QUOTIENT.sub(r" \1/\2", _STYLED.sub(r" \1", text))
     head, equals, last = plain.rpartition("=")
     start = next((match.start() for match in re.finditer(r"\\?[^\W\d_]+", last) if match[0][0] != "\\"), None)
     if start is None or not _is_amount(last[:start]):
@@ -362,126 +369,3 @@ def _canonical(word: str) -> str:
     if word in _SYMBOLS:
         return word
     return lower if lower in _SYMBOLS else singular
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Lists, sets, inequalities
-# ----------------------------------------------------------------------------------------------------------------------
-
-_SEPARATOR = re.compile(
-    r"[,;]|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
-)
-_STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
-_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
-_ELEMENT = re.compile(r"\\?[A-Za-z]+\s*\\in(?![A-Za-z])\s*")
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w*\}))?'*(?:\(\s*-?\w+\s*\))?")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
-_RELATION = re.compile(
-    r"(\\leq?(?:slant)?(?![A-Za-z])|<=|\\geq?(?:slant)?(?![A-Za-z])|>=|\\lt(?![A-Za-z])|<|\\gt(?![A-Za-z])|>)"
-)
-_RELATIONS = {"\\le": "<=", "<=": "<=", "\\ge": ">=", ">=": ">=", "\\lt": "<", "<": "<", "\\gt": ">", ">": ">"}
-
-
-def is_set(text: str) -> bool:
-    r"""Return whether a text is one `\{...\}` of elements."""
-    return _inside_set(text) is not None
-
-
-def is_interval(text: str) -> bool:
-    """Return whether a text begins and ends like an interval, a pair, or a union of intervals."""
-    text = text.strip()
-    return text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "[") and "," in text
-
-
-def list_items(text: str) -> list[str]:
-    r"""Return the items of a list ("3, 5", "x=3 or x=5") or of a set; a single one for anything else.
-
-    Brackets stay whole: `(1,2)` is one item. "and" and ";" part what commas may belong to ("1,000 or 2,000").
-    """
-    inside = _inside_set(text)
-    text = text if inside is None else inside
-    if _RELATION.search(text):
-        return [text]
-    found = _split(text, _STRONG)
-    parts = found if len(found) > 1 else [text]
-    return [item.strip() for part in parts for item in _split(_ungrouped(part.strip()), _SEPARATOR)]
-
-
-def _inside_set(text: str) -> str | None:
-    text = text.strip()
-    if not (text.startswith("\\{") and text.endswith("\\}")) or _BUILDER.fullmatch(text):
-        return None
-    inside = text[2:-2]
-    depth = 0
-    for character in inside:
-        depth += (character == "{") - (character == "}")
-        if depth < 0:
-            return None
-    return inside
-
-
-def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return the parts between separators that stand outside of all brackets; empty parts are left out."""
-    depths, depth = [], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        depths.append(depth)
-    parts, start = [], 0
-    for match in separator.finditer(text):
-        if (depths[match.start() - 1] if match.start() else 0) == 0:
-            parts.append(text[start : match.start()])
-            start = match.end()
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()] or [text]
-
-
-def split_assignment(item: str) -> tuple[str, str]:
-    """Return (variable, value) of "x = 3"; ("", item) for anything else. Of "x = 6/2 = 3", the value is "6/2 = 3"."""
-    parts = _EQUALS.split(item, maxsplit=1)
-    if len(parts) == 2 and _NAME.fullmatch(parts[0].strip()) and parts[1].strip():
-        return parts[0].strip(), parts[1].strip()
-    return "", item
-
-
-def without_element(text: str) -> str:
-    r"""Return the interval of `x \in (1,2)`; anything else as it is."""
-    element = _ELEMENT.match(text)
-    return text[element.end() :] if element is not None and is_interval(text[element.end() :]) else text
-
-
-def interval_of(text: str) -> str | None:
-    r"""Return an inequality in one variable, or several joined by "or", as intervals; None for anything else.
-
-    `x > 3` is `(3,\infty)`; `\{x \mid x > 3\}` is read too.
-    """
-    text = text.strip()
-    builder = _BUILDER.fullmatch(text)
-    text = text if builder is None else builder[1].strip()
-    if "and" in text or _RELATION.search(text) is None:
-        return None
-    intervals = [_interval(part) for part in _split(text, _SEPARATOR)]
-    names = {found[0] for found in intervals if found is not None}
-    if None in intervals or len(names) != 1:
-        return None
-    return "\\cup ".join(found[1] for found in intervals if found is not None)
-
-
-def _interval(text: str) -> tuple[str, str] | None:
-    """Return the variable and the interval of one inequality."""
-    parts = [part.strip() for part in _RELATION.split(text)]
-    parts[1::2] = [_RELATIONS[re.sub(r"(?<=[lg]e)q?(slant)?\Z", "", sign)] for sign in parts[1::2]]
-    turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    if len(parts) == 3 and _NAME.fullmatch(parts[0]) and not has_letters(parts[2]):
-        parts = [parts[2], turned[parts[1]], parts[0]]
-    if len(parts) == 3 and _NAME.fullmatch(parts[2]) and not has_letters(parts[0]):
-        value, sign, name = parts
-        if sign[0] == "<":
-            return name, f"{'[' if '=' in sign else '('}{value},\\infty)"
-        return name, f"(-\\infty,{value}{']' if '=' in sign else ')'}"
-    if len(parts) == 5 and _NAME.fullmatch(parts[2]) and parts[1][0] == parts[3][0]:
-        if parts[1][0] == ">":
-            parts = [parts[4], turned[parts[3]], parts[2], turned[parts[1]], parts[0]]
-        if has_letters(parts[0] + parts[4]):
-            return None
-        return parts[2], f"{'[' if '=' in parts[1] else '('}{parts[0]},{parts[4]}{']' if '=' in parts[3] else ')'}"
-    return None

@@ -31,20 +31,24 @@ from llm_envs.mathematics.answer_text import (
     clean,
     has_dots,
     has_letters,
+    prose_in,
+    same_text,
+    take_off_unit,
+    words_of,
+)
+from llm_envs.mathematics.arithmetic import Number, evaluate
+from llm_envs.mathematics.lists import (
+    based_number,
     interval_of,
     is_interval,
     is_set,
     list_items,
-    prose_in,
-    same_text,
     split_assignment,
-    take_off_unit,
     without_element,
-    words_of,
 )
-from llm_envs.mathematics.arithmetic import Number, evaluate
 from llm_envs.mathematics.loader import Loader as _Loader
 from llm_envs.mathematics.loader import Worker as _Worker
+from llm_envs.mathematics.notation import last_side, sides
 from llm_envs.mathematics.worker import decimals_of
 from llm_envs.processes import Shared, forget_after_fork, processors
 
@@ -257,9 +261,8 @@ def bare_number(answer: str) -> str:
     if isinstance(text, Unreadable) or has_dots(text):
         return ""
     number, unit = take_off_unit(text)
-    *others, last = (side.strip() for side in _EQUALS.split(number))
-    values = [_plain_value(side) for side in others if not has_letters(side) and "\\" not in side]
-    if unit == "%" or any(value is None or value != _plain_value(last) for value in values):
+    last = last_side(number).strip()
+    if unit == "%" or any(_plain_value(part) != _plain_value(last) for part in _claims(number, "")):
         return ""
     return last
 
@@ -273,8 +276,8 @@ _Ask = Callable[[str, str], _Decision]
 """Has math-verify compare an answer with its target."""
 
 _SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*\s+\d")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
 _SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)|\^\s*(?:\{\s*-\s*1\s*\}|-1)")
+_EMPTY = "\\emptyset"
 _DIGIT = re.compile(r"\d")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _QUOTIENT = re.compile(r"\\frac(?![A-Za-z])|/")
@@ -318,6 +321,12 @@ def _compare_words(answer: str, target: str) -> _Decision | None:
 
 def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
     answer, target = without_element(answer), without_element(target)
+    numbers = based_number(answer), based_number(target)
+    if numbers != (None, None):
+        return ("equal", "") if numbers[0] == numbers[1] else ("different", "the bases or digits differ")
+    ends = last_side(answer).strip(), last_side(target).strip()
+    if _EMPTY in ends:
+        return ("equal", "") if ends[0] == ends[1] else ("different", "one is the empty set")
     if is_interval(target) != is_interval(answer):
         answer_too, target_too = interval_of(answer), interval_of(target)
         if answer_too is not None and target_too is None:
@@ -374,9 +383,9 @@ def _compare_lists(ask: _Ask, answers: list[str], targets: list[str]) -> _Decisi
             if (word := prose_in(value)) is not None:
                 return "undecided", f"there are words in it: {word[:40]!r}"
             for part in _claims(value, ""):
-                if ask(part, _EQUALS.split(value)[-1])[0] != "equal":
+                if ask(part, last_side(value))[0] != "equal":
                     return "different", f"it also says {part[:40]!r}"
-        values.append([_EQUALS.split(value)[-1] for value, _ in measured])
+        values.append([last_side(value) for value, _ in measured])
         variables.append(sorted(names))
         units.append(sorted({unit for _, unit in measured if unit}))
     if variables[0] and variables[1] and variables[0] != variables[1]:
@@ -411,7 +420,7 @@ def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
 
 
 def _hundredth(text: str) -> str:
-    value = text.rpartition("=")[2]
+    value = last_side(text)
     number = _plain_value(value)
     return f"({value})/100" if number is not None else f"\\frac{{{value}}}{{100}}"
 
@@ -423,10 +432,10 @@ def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:
     if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
         return "different", "the answer has several numbers"
     for part in _claims(answer, target):
-        verdict, reason = ask(part, target.rpartition("=")[2])
+        verdict, reason = ask(part, last_side(target))
         if verdict != "equal":
             return "different", reason or f"the answer also says {part[:40]!r}"
-    return ask(answer, target)
+    return ask(answer if "=" in target else last_side(answer), target)
 
 
 def _plain_value(text: str) -> Number | None:
@@ -452,7 +461,7 @@ def _claims(answer: str, target: str) -> list[str]:
 
     The name of a quantity is none: `f(3)`, `f^{-1}(2)`, and what has several variables, as "100m + n".
     """
-    parts = _EQUALS.split(answer)
+    parts = sides(answer)
     first = 1 if "=" in target else 0
     return [part for part in parts[first:-1] if _DIGIT.search(_SUBSCRIPT.sub("", part)) and not _is_named(part)]
 

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-__all__ = ["in_one_notation", "last_side"]
+__all__ = ["in_one_notation", "last_side", "sides"]
 
 _SIGNS = {
     "\u2212\u2010\u2011\u2012\u2013\uff0d": "-",
@@ -41,24 +41,34 @@ _PLAIN_DIGITS = str.maketrans(_RAISED + _LOWERED, "0123456789-0123456789")
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Spaces. `\\\\` ends the row of a matrix.
-        (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))", ""),
+        # Spaces. `\\` ends the row of a matrix.
+        (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))\s*", ""),
         (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)?space|nobreak)(?![A-Za-z]))|~", " "),
         (r"\\(?:[hm]space\*?|[hv]?phantom)\s*\{[^{}]*\}|(?<!\\)\\\Z", " "),
         # Fonts and sizes
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
+        (r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])|\\(?:no)?limits(?![A-Za-z])", " "),
         (r"\\(?:bf|rm|it|sf|tt|bfseries|boldmath|normalsize|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])\s*", ""),
         (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
-        (r"\\(?:mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal)\s*(?=\{(?!\s*[A-Za-z]{2}))", ""),
+        (r"\\(?:mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|underline)\s*(?=\{(?!\s*[A-Za-z]{2}))", ""),
+        (r"\\mathrm\s*(?=\{\s*[-(\d\\])|\{\}(?=\s*\^)", ""),
+        (r"\\text\w*\s*\{\s*(\\[$%])\s*\}|\{\s*([-+])\s*\}", r"\1\2"),
         (r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|emph|mathrm|[mh]box)\s*\{\s*([-+]?[\d.,/ ]*\d|[a-z])\s*\}", r" \1 "),
+        (r"\\text\w*\s*\{\s*\}", " "),
+        (r"(?<=[\d})])\s*\\(text\w*|mathrm)\s*\{\s*\(([^(){}]+)\)\s*\}", r" \\\1{\2}"),
+        (r"(\\(?:text|mathrm)\s*\{[^{}]*\^)\s*\{\s*(-?\d)\s*\}", r"\1\2"),
         # Signs
+        (r"(?<=\d)\s*_\s*(?:\{\s*10\s*\}|10)\s*\Z", ""),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"(?<!\\)\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"(?<![\\\w}^_])\{\s*(\d+)\s*\}\s*/\s*\{\s*(\d+)\s*\}", r"\\frac{\1}{\2}"),
         (r"\\(?:n?icefrac|sfrac|[dtc]frac)(?![A-Za-z])", r"\\frac"),
         (r"\\(?:varnothing|empty|O)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (rf"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_PLAIN_DIGITS)}}}"),
         (rf"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_PLAIN_DIGITS)}}}"),
         (
-            r"\\degree(?![A-Za-z])|\^\s*\{?\s*\u00b0\s*\}?|\u00b0|\\text\w*\s*\{\s*\u00b0\s*\}|(?:\{\})?\^\s*\{\s*\\circ\s*\}",
+            r"\\degree(?![A-Za-z])|\^\s*\{?\s*\u00b0\s*\}?|\u00b0|\\text\w*\s*\{\s*\u00b0\s*\}|\^\s*\{\s*\\circ\s*\}",
             r"^\\circ",
         ),
         (
@@ -76,7 +86,6 @@ _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _REPEATING = re.compile(r"(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot|overbar)\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
 _FRACTION = re.compile(r"\\frac(?![A-Za-z])\s*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
 
 
 def in_one_notation(text: str) -> str:
@@ -87,9 +96,20 @@ def in_one_notation(text: str) -> str:
     return _with_braces(_REPEATING.sub(_fraction_of, text)).strip()
 
 
+def sides(text: str) -> list[str]:
+    """Return the parts between equals signs, except those in brackets: three of "x = 10/2 = 5", two of "P(X=2) = 1"."""
+    found, depth, start = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "=" and depth == 0 and text[place - 1 : place] not in ("<", ">", "!", ":", "\\"):
+            found.append(text[start:place])
+            start = place + 1
+    return [*found, text[start:]]
+
+
 def last_side(text: str) -> str:
     """Return what follows the last equals sign: "5" of "x = 10/2 = 5"."""
-    return _EQUALS.split(text)[-1]
+    return sides(text)[-1]
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:

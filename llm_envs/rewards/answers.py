@@ -114,6 +114,7 @@ def numeric_match(answer: str, target: float | str, *, rel_tol: float = 0.0, abs
 
 
 _DEGREE_SIGN = re.compile(r"\^\s*\\circ")
+_RELATION = re.compile(r"\\(?:[lg](?:t|eq?|eqslant)|neq?|in|cup|cap|land|quad)(?![A-Za-z])|[<>]=?")
 _BRACKETED = r"[(\[](?:[^()\[\]A-Za-z,\\]|\\(?:frac|sqrt)(?![A-Za-z]))+[)\]]"
 _OPERATORS = {
     "a sum": r"(?<=[\w)}\]])\s*(?:\+|-|\u2212|\\pm|\\sum)|\\sum",
@@ -131,7 +132,9 @@ _OPERATORS = {
 }
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
 _PLAIN_POWER = re.compile(r"(?<![\w.}\)])(\d{1,30})\s*\^\s*(?:\d|\{\s*\d{1,3}\s*\})(?![\w({])")
-_FRACTION = re.compile(r"\\frac\{\s*(\d{1,30})\s*\}\{\s*(\d{1,30})\s*\}|(?<![\d.])(\d{1,30})\s*/\s*(\d{1,30})(?![\d.])")
+_FRACTION = re.compile(
+    r"\\frac\{\s*(-?\s*\d{1,30})\s*\}\{\s*(-?\s*\d{1,30})\s*\}|(?<![\d.])(\d{1,30})\s*/\s*(\d{1,30})(?![\d.])"
+)
 
 
 def math_match(
@@ -162,25 +165,36 @@ def math_match(
 
 
 def _operations(text: str, target: str, lowest_terms: bool) -> set[str]:
-    from llm_envs.mathematics.answer_text import take_off_unit
+    from llm_envs.mathematics.answer_text import clean, take_off_unit
+    from llm_envs.mathematics.lists import list_items
     from llm_envs.mathematics.notation import in_one_notation, last_side
 
-    text = in_one_notation(text[:MAX_CHARACTERS])
+    text = text[:MAX_CHARACTERS]
+    read = clean(text)
+    text = read if isinstance(read, str) else in_one_notation(text)
     text = text if "=" in target else last_side(text)  # the sides before it must have the same value
-    text, _ = take_off_unit(_DEGREE_SIGN.sub("", text))  # 90^\circ and 5 cm^2 have no power
-    text = _FRACTION.sub(_lowest_terms if lowest_terms else _proper, _SCIENTIFIC.sub("", text))
-    text = text if lowest_terms else _PLAIN_POWER.sub("1", text)
-    return {name for name, pattern in _OPERATORS.items() if re.search(pattern, text)}
+    found: set[str] = set()
+    for part in list_items(_DEGREE_SIGN.sub("", _RELATION.sub(",", text))):
+        item, _ = take_off_unit(part)  # 90^\circ and 5 cm^2 have no power
+        item = _FRACTION.sub(_lowest_terms if lowest_terms else _proper, _SCIENTIFIC.sub("", item))
+        item = item if lowest_terms else _PLAIN_POWER.sub("1", item)
+        found |= {name for name, pattern in _OPERATORS.items() if re.search(pattern, item)}
+    return found
+
+
+def _parts(match: re.Match[str]) -> tuple[int, int]:
+    above, below = (abs(int(group.replace(" ", ""))) for group in match.groups() if group is not None)
+    return above, below
 
 
 def _lowest_terms(match: re.Match[str]) -> str:
-    above, below = (int(group) for group in match.groups() if group is not None)
+    above, below = _parts(match)
     is_lowest = below > 1 and Fraction(above, below).denominator == below
     return "{1}" if is_lowest else match.group()
 
 
 def _proper(match: re.Match[str]) -> str:
-    above, below = (int(group) for group in match.groups() if group is not None)
+    above, below = _parts(match)
     return "{1}" if below and above % below else match.group()
 
 

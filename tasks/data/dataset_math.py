@@ -13,6 +13,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv, split_of
 from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.mathematics.equality import prepare_comparison
+from llm_envs.mathematics.lists import based_number
 from llm_envs.parsers import extract_boxed, without_unit
 from llm_envs.rewards import math_match, parse_number
 from llm_envs.sources.prompts import PROMPT, load_prompts
@@ -29,6 +30,8 @@ _LONGEST = 500
 
 _DENIAL = re.compile(r"\b(?:not|no|never|neither|wrong|false)\b", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(?:\\?%|\bpercent(?:age)?\b)")
+_BASE = re.compile(r"\b(?:base|binary|octal|hexadecimal)\b", re.IGNORECASE)
+_UNIT = re.compile(r"[^\W\d_]{2}|^\\?[$\u20ac\u00a3]")
 _ASKED_UNITS = (
     (re.compile(r"\b(?:what|which|how many|as a|in|the|by) percent", re.IGNORECASE), _PERCENT),
     (re.compile(r"\bdegrees?\b|\bangle|\\circ", re.IGNORECASE), re.compile(r"\s*\^\s*\\circ\s*\Z")),
@@ -185,7 +188,8 @@ def has_value(answer: str, target: str, question: str = "", *, lowest_terms: boo
     Args:
         answer: The answer.
         target: The right one.
-        question: The problem: where it asks for percent or degrees, an answer may have the sign.
+        question: The problem: where it asks for percent or degrees, an answer may have the sign; where it names the
+            base, an answer may leave it out.
         lowest_terms: Whether `\frac{6}{8}` and `10^4` are not worked out.
 
     Raises:
@@ -198,12 +202,14 @@ def has_value(answer: str, target: str, question: str = "", *, lowest_terms: boo
     text = as_latex(answer)
     for asked, sign in _ASKED_UNITS:
         text = sign.sub("", text) if asked.search(question) and not sign.search(target) else text
+    if _BASE.search(question) and (based := based_number(target)) is not None and text.isalnum():
+        text = f"{text}_{based[1]}"
     match = partial(math_match, target=target, lowest_terms=lowest_terms)
     if answer.split() == target.split() or match(text) == 1.0:
         return True
     if is_sentence(answer):
         raise InvalidActionError("the answer has the words of a sentence; give only the result")
-    bare = text if _PERCENT.search(text) else without_unit(text)
+    bare = without_unit(text) if _UNIT.search(text) and not _PERCENT.search(text) else text
     return bare != text and parse_number(target) is not None and match(bare) == 1.0
 
 

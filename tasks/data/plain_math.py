@@ -16,10 +16,11 @@ _REWRITES = tuple(
         (rf"(?<=[0-9A-Za-z)}}])\s*{_TIMES}\s*(?=[A-Za-z]|\\(?:pi|sqrt|ln|log)(?![A-Za-z]))", " "),
         (r"(?<![A-Za-z\\])(?:oo|inf)(?![A-Za-z])", r"\\infty "),
         (r"^[a-z]\s*\\in(?![A-Za-z])\s*", ""),
-        (r"\s*(?:;|\n+)\s*|\s+(?:and|\\text\{\s*and\s*\})\s+", ", "),
         (r"^\{([^{}]*,.*)\}$", r"\\{\1\\}"),
     )
 )
+_AND = re.compile(r"\s*(?:;|\n+)\s*|\s+(?:and|\\text\{\s*and\s*\})\s+")
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:t|eq?|eqslant)(?![A-Za-z])")
 _SENTENCE = re.compile(
     r"\b(?:the|it|is|are|so|answer|result|solution|thus|hence|therefore|equals|we|has|have|get)\b", re.IGNORECASE
 )
@@ -29,12 +30,12 @@ def as_latex(answer: str) -> str:
     r"""Return an answer in LaTeX, with the same value.
 
     Products of a number and a letter lose their sign (`6*x` is 6x), other products keep it. `{-8,-4}` is a set. "and"
-    and line breaks separate as commas do.
+    and line breaks separate as commas do, except between inequalities.
     """
     text = in_one_notation(answer)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return text
+    return text if _INEQUALITY.search(text) else _AND.sub(", ", text)
 
 
 def is_sentence(answer: str) -> bool:

@@ -376,7 +376,7 @@ def test_an_answer_without_end_is_undecided_in_time_and_the_next_check_works(che
         ("{" * 900 + "}" * 900, "nested 899 deep"),
         ("(" * 900 + "5" + ")" * 900, "nested 900 deep"),
         ("5}", "brackets that do not match"),
-        ("$3$ or $5$", "more than one formula"),
+        ("$3$ then $5$", "more than one formula"),
     ],
 )
 def test_what_is_too_long_or_too_deep_is_not_read(checker, answer, reason):
