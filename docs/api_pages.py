@@ -61,6 +61,7 @@ ROOMS = (
             "policies.scripted",
             "policies.transformers",
             "policies.chat_api",
+            "policies.answers",
             "policies.vllm.*",
             "policies.inference.*",
         ),

@@ -32,9 +32,11 @@ each row comes out.
 - **Name**: `<...>` stands for a text, see below. Behind it `TRL` or `transformers`, where the name is theirs and
   passed on as it is.
 - **eval**: the trainers log the same of an evaluation, with `eval_` in front: `eval_env/success`.
-- A number is the mean over everything since the last entry (`logging_steps`), on all processes. A count is of one
-  generation, and the entry has the mean over generations. A name that a generation lacks is averaged over those that
-  have it.
+- **over**: what the mean is over: the trained tokens, rows, pairs or scored episodes since the last entry
+  (`logging_steps`), of all processes. It is the same however steps are cut into micro-batches. "generations", "steps",
+  "rounds" and "iterations" are means of one number for each; a name that one lacks is averaged over those that have it.
+- TRL's own `GRPOTrainer` (`seams`) averages micro-batches in place of tokens and rows. Ratios are over rows with
+  `importance_sampling_level="sequence"`.
 - What the environment said is over scored episodes only. What failed is counted in `env/errored` and is in no mean: an
   outage never looks like a drop of `env/success`.
 - A share is from 0 to 1.
@@ -52,6 +54,8 @@ class MetricName:
     """Unit of the number: share (from 0 to 1), tokens, nats, s, ..."""
     meaning: str
     """The meaning of the number, in a sentence."""
+    over: str = ""
+    """The items of a trainer's mean: one of `OVER`; empty for collections and evaluations."""
     logged_by: tuple[str, ...] = ()
     """Keys of `LOGGERS`."""
     when: str = ""
@@ -81,6 +85,7 @@ def _row(data: Mapping[str, Any]) -> MetricName:
         data["name"],
         data["unit"],
         data["meaning"],
+        data.get("over", ""),
         tuple(data.get("logged_by", "").split()),
         data.get("when", ""),
         data.get("maker", "llm-envs"),
@@ -93,6 +98,12 @@ PLACEHOLDERS: Mapping[str, tuple[str, str]] = {
     name: (entry["pattern"], entry["meaning"]) for name, entry in _DATA["placeholders"].items()
 }
 LOGGERS: Mapping[str, str] = _DATA["loggers"]
+OVER = (
+    *("tokens", "rows", "pairs", "episodes", "calls", "tokens, pairs, rows", "tasks, episodes"),
+    *("generations", "steps", "rounds", "iterations", "the least", "the greatest", "the last value", "the whole"),
+    "its own",
+)
+"""The items of a mean, or the kind of another number."""
 EPISODE_METRICS = tuple(map(_row, _DATA["episode"]))
 METRICS = {heading: tuple(map(_row, rows)) for heading, rows in _DATA["metrics"].items()}
 ALL_METRICS = tuple(name for names in METRICS.values() for name in names)
@@ -126,11 +137,11 @@ def loggers() -> Iterator[str]:
 
 def table(names: tuple[MetricName, ...]) -> Iterator[str]:
     """Yield a table of names."""
-    yield "| name | unit | what it is | logged by | there | eval |"
-    yield "|---|---|---|---|---|---|"
+    yield "| name | unit | over | what it is | logged by | there | eval |"
+    yield "|---|---|---|---|---|---|---|"
     for name in names:
         maker = "" if name.maker == "llm-envs" else f" {name.maker}"
-        columns = [name.unit, name.meaning, ", ".join(name.logged_by), name.when or "always"]
+        columns = [name.unit, name.over, name.meaning, ", ".join(name.logged_by), name.when or "always"]
         mark = "yes" if name.is_evaluated else ""
         yield f"| `{name.pattern}`{maker} | {' | '.join(map(cell, columns))} | {mark} |"
 

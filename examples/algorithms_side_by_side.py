@@ -165,7 +165,7 @@ def rows() -> dict[str, Row]:
         "pairs: all": replace(PAIRWISE, pair_selector=pairs.all_pairs),
         "pairs: margin": replace(PAIRWISE, pair_selector=pairs.create_margin_pairs(0.25)),
         "pairs: random": replace(PAIRWISE, pair_selector=partial(pairs.random_pairs, seed=0)),
-        "pairs: IPO": replace(PAIRWISE, pair_loss_fn=partial(pairs.ipo_loss, beta=1.0), pair_average=True),
+        "pairs: IPO": replace(PAIRWISE, pair_loss_fn=partial(pairs.ipo_loss, beta=1.0)),
         "pairs: hinge": replace(PAIRWISE, pair_loss_fn=partial(pairs.hinge_loss, beta=1.0)),
         "KL in the reward": replace(GRPO, kl_coef=0.2, kl_in="reward"),
     }

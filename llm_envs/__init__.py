@@ -8,6 +8,11 @@ Importing the package registers every installed task by name, and imports none o
 
 from __future__ import annotations
 
+from llm_envs.processes import end_quietly_until_started
+
+end_quietly_until_started()  # before the other imports, which take a second
+
+# ruff: noqa: E402
 import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any

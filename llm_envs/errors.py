@@ -34,9 +34,11 @@ __all__ = [
     "SandboxError",
     "StoreError",
     "TaskCheckError",
+    "TimeLimitError",
     "UnknownTaskError",
     "WorkerDiedError",
     "did_you_mean",
+    "public_address",
 ]
 
 
@@ -86,6 +88,10 @@ class ModelError(LLMEnvsError, ValueError):
 
 class ProcessFailedError(LLMEnvsError, RuntimeError):
     """Another of the training processes failed. The message names it and the cause."""
+
+
+class TimeLimitError(LLMEnvsError, TimeoutError):
+    """A function of the user (a reward, a filter, a selector) took too long. The message names it and its input."""
 
 
 class RolloutFailedError(LLMEnvsError, RuntimeError):
@@ -149,6 +155,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
         names.setdefault(_plain(name), name)
     found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""
+
+
+def public_address(url: str) -> str:
+    """Return an address without user, password, query and fragment: these may be secrets, and errors are stored."""
+    return re.sub(r"^([A-Za-z0-9+.-]*://)?[^/]*@", r"\1", re.sub(r"[?#].*", "", url, flags=re.DOTALL))
 
 
 def _plain(name: str) -> str:

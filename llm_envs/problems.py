@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -10,7 +11,17 @@ from typing import Any, NamedTuple
 
 from llm_envs.errors import EnvContractError, InvalidConfigError
 
-__all__ = ["SPLITS", "Difficulty", "Outcome", "canonical_json", "check_choice", "checked_problem", "split_of"]
+__all__ = [
+    "SPLITS",
+    "Difficulty",
+    "Outcome",
+    "as_flag",
+    "as_number",
+    "canonical_json",
+    "check_choice",
+    "checked_problem",
+    "split_of",
+]
 
 SPLITS = ("train", "test")
 _TEST_ONE_IN = 5
@@ -54,6 +65,39 @@ class Outcome(NamedTuple):
     """Whether the task is solved. Used only when the episode ends."""
     messages: list[dict[str, Any]] | None = None
     """The observation as messages, if it is not a single user message. A fresh list."""
+
+
+def as_number(value: Any) -> float:
+    """Return a finite number of any numeric type as a float; a text that shows one is not a number.
+
+    Raises:
+        TypeError: If it is not one. The message has what it must be.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    except Exception as error:  # an object of an environment may raise anything when it is converted
+        raise TypeError("it must be a number") from error
+    if not math.isfinite(number):
+        raise TypeError("it must be finite")
+    return number
+
+
+def as_flag(value: Any) -> bool:
+    """Return a truth value of any type whose values are 0 and 1: Python's, NumPy's, a number.
+
+    Raises:
+        TypeError: If it is anything else, such as a text. The message has what it must be.
+    """
+    try:
+        if value in (0, 1):
+            return bool(value)
+    except Exception as error:  # an array, or an object of an environment
+        raise TypeError("it must be a bool") from error
+    raise TypeError("it must be a bool")
 
 
 def canonical_json(value: Any) -> str:

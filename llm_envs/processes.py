@@ -1,4 +1,4 @@
-"""Watch processes that we start, and reset shared state in forked children.
+"""Watch processes that we start, end commands by signals, and reset shared state in forked children.
 
 A starting process is judged by its progress and not by a timeout: on a busy machine, an import that usually takes a
 second may take a minute.
@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Shared", "StartWatch", "children_of", "forget_after_fork", "processors"]
+__all__ = [
+    "Shared",
+    "StartWatch",
+    "children_of",
+    "end_quietly_until_started",
+    "end_with_parent",
+    "forget_after_fork",
+    "processors",
+    "terminated_as_interrupted",
+]
 
 T = TypeVar("T")
 
@@ -22,6 +33,8 @@ IDLE_S = 60.0
 """Seconds without processor time after which a starting process counts as stuck."""
 START_CPU_S = 120.0
 """Processor time after which a start counts as an endless loop. Usual is 1 s, or 5 s before anything is compiled."""
+LONGEST = 30
+"""Longest time of a run that had no processor, in multiples of its time limit."""
 START_WALL_S = 900.0
 """Longest start in wall time, for systems that do not report processor times and for a process that polls."""
 
@@ -79,6 +92,85 @@ def children_of(pid: int) -> list[int]:
                 found += children
                 pending += children
     return found
+
+
+def end_quietly_until_started() -> None:
+    """In a command of this package: at Ctrl-C or SIGTERM print one line and end, until `terminated_as_interrupted`.
+
+    The imports before a command begins have nothing to clean up, and would print a traceback.
+    """
+    given = sys.orig_argv
+    module = given[given.index("-m") + 1 :][:1] if "-m" in given else []
+    is_command = os.path.basename(sys.argv[0]) == "llm-envs" or any(name.startswith("llm_envs.") for name in module)
+    if not is_command or threading.current_thread() is not threading.main_thread():
+        return
+    for number, before in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is before:
+            signal.signal(number, _end_quietly)
+
+
+def _end_quietly(number: int, frame: object) -> None:
+    os.write(2, f"llm-envs: interrupted{_by(number)}\n".encode())
+    os._exit(130)
+
+
+def _by(number: int) -> str:
+    return " by SIGTERM" if number == signal.SIGTERM else ""
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[list[str]]:
+    """Make SIGTERM, which schedulers send before a kill, end a command like Ctrl-C, also in the background.
+
+    A shell script starts its background processes with SIGINT ignored, and asyncio then does not watch for it.
+
+    Yields:
+        A list, which then has " by SIGTERM" if that came.
+    """
+    came: list[str] = []
+
+    def end(number: int, frame: object) -> None:
+        came.append(_by(number))
+        signal.raise_signal(signal.SIGINT)
+
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread: the command is embedded in another program
+        yield came
+        return
+    if interrupt in (signal.SIG_IGN, _end_quietly):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this process when its parent ends, even in a loop; elsewhere than on Linux a thread does it.
+
+    Only for a process that its parent starts in its main thread: Linux counts the end of the thread that started it.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it has ended in between
+        os._exit(1)
+
+
+_SET_DEATH_SIGNAL = 1
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def processors() -> int:

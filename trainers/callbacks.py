@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from llm_envs.tracking.describing import describing
 from llm_envs.tracking.progress import can_draw
 
-__all__ = ["LoggerCallback", "ProgressLineCallback"]
+__all__ = ["LoggerCallback", "ProgressLineCallback", "guard_trackers"]
 
 
 class LoggerCallback(TrainerCallback):
@@ -80,7 +83,8 @@ class ProgressLineCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Show the chosen metrics."""
-        shown = {key.split("/")[-1]: f"{float(logs[key]):.3g}" for key in self.keys if logs and key in logs}
+        numbers = {key: logs[key] for key in self.keys if logs and logs.get(key) is not None}
+        shown = {key.split("/")[-1]: f"{float(number):.3g}" for key, number in numbers.items()}
         self._shown |= shown
         if self._bar is not None and shown:
             self._bar.set_postfix(shown)
@@ -100,3 +104,43 @@ class ProgressLineCallback(TrainerCallback):
         self._written_at = time.monotonic()
         metrics = "".join(f", {name} {value}" for name, value in self._shown.items())
         print(f"{self.name}: {state.global_step}/{state.max_steps} steps{metrics}", file=sys.stderr, flush=True)
+
+
+_TRACKERS = (*INTEGRATION_TO_CALLBACK.values(), PrinterCallback, ProgressCallback, LoggerCallback, ProgressLineCallback)
+_STARTS = ("on_init_end", "on_train_begin")
+"""Before the first step. An error there, such as a missing login, ends the run when nothing can be lost yet."""
+
+
+def guard_trackers(callbacks: Iterable[TrainerCallback]) -> None:
+    """Let trackers fail without ending a training: a failure while training is a warning, and disables the tracker.
+
+    Args:
+        callbacks: Those of a trainer. Only the trackers of transformers (`report_to`) and the callbacks of this module
+            are changed.
+    """
+    for callback in callbacks:
+        if isinstance(callback, _TRACKERS) and not isinstance(callback.on_log, _Guarded):
+            failed: list[str] = []
+            for event in dir(TrainerCallback):
+                if event.startswith("on_") and event not in _STARTS:
+                    setattr(callback, event, _Guarded(getattr(callback, event), type(callback).__name__, failed))
+
+
+class _Guarded:
+    """An event of a tracker.
+
+    Args:
+        call: The tracker's method.
+        name: The tracker's, for the warning.
+        failed: Shared by a tracker's events; not empty once one has failed.
+    """
+
+    def __init__(self, call: Callable[..., Any], name: str, failed: list[str]) -> None:
+        self._call, self._name, self._failed = call, name, failed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if not self._failed:
+            self._failed.append(self._name)
+            with describing(f"the tracker {self._name}"):
+                self._call(*args, **kwargs)
+                self._failed.clear()

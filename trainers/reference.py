@@ -6,26 +6,34 @@ Invariants:
 3. It changes only after an optimizer step, and in the same way on all processes, which have equal weights and measured
    KL.
 4. With PEFT, a reference that is updated is a second, frozen adapter on the same base model. It starts as a copy of the
-   trained adapter (a new adapter leaves the base model unchanged), and an update changes each of its matrices.
+   trained adapter, and an update changes each of its matrices. A reference that stays is the base model with the
+   adapter off if that is the policy before training, and otherwise (PiSSA, OLoRA, random starts) such a copy too.
+5. A reference that is made from the policy equals it before training, and nothing that is trained changes it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import broadcast_object_list, is_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.dropout import disable_dropout
+from llm_envs.trainers.bridge.engine_weights import describe_adapter
+from llm_envs.trainers.bridge.engines import sharding_of
+from llm_envs.trainers.bridge.probe import mean_gap, probe_ids, probe_logps, shifted, trained_kinds
+from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.kl import KLFn, k3
@@ -43,13 +51,18 @@ __all__ = [
     "StepEnd",
     "adapter_weights",
     "drop_reference_adapter",
+    "keeping_base",
 ]
+
+logger = logging.getLogger(__name__)
 
 REFERENCE_FOLDER = "reference"
 """Folder in a checkpoint with the weights of a reference that is updated."""
 REF_ADAPTER = "ref"
 """TRL's name for the adapter that serves as the reference."""
 _FILE = "reference.safetensors"
+_MAX_GAP = 1e-3
+"""Nats per token between a reference and the policy that it is made from. The same weights and kernels give 0."""
 
 
 class StepEnd(TrainerCallback):
@@ -118,11 +131,17 @@ class Reference:
         self.meter = KLMeter()
         self.n_updates = 0
         """Number of steps that changed the reference."""
+        self._is_checked = False
+        self._has_copy = False  # whether the reference is a copy of the trained adapter, ours or TRL's
 
     @property
     def is_ours(self) -> bool:
         """Whether we create or update the reference; otherwise TRL does."""
         return self.ref_model_fn is not None or self.update_fn is not None
+
+    def moves(self, args: Any) -> bool:
+        """Return whether training changes the reference: by `update_fn`, or by TRL's `sync_ref_model`."""
+        return self.update_fn is not None or bool(args.sync_ref_model)
 
     @property
     def _names(self) -> str:
@@ -141,6 +160,7 @@ class Reference:
         Raises:
             InvalidConfigError: If settings contradict each other.
         """
+        self._is_checked |= ref_model is not None or self.ref_model_fn is not None or not is_used
         if not self.is_ours:
             return
         if not is_used:
@@ -173,13 +193,90 @@ class Reference:
                 raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
 
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
-        """Create the reference, after TRL has set up the trainer.
+        """Create the reference, after TRL has set up the trainer; then switch dropout off (`bridge.dropout`).
 
         Raises:
-            InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup.
+            InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup, or if
+                the reference is not the policy before training.
         """
-        if not self.is_ours:
+        if self.is_ours:
+            self._make(trainer)
+        self.check_start(trainer)
+        args: Any = trainer.args
+        if args.disable_dropout:  # only now: an adapter that is the reference has dropout too
+            disable_dropout(trainer.accelerator.unwrap_model(trainer.model))
+
+    def check_start(self, trainer: GRPOTrainer | DPOTrainer, *, is_asked_once: bool = False) -> None:
+        """Check before training that a reference made from the policy equals it, and that training does not change it.
+
+        If another starting point than the base model makes them differ under PEFT, the reference becomes a copy of the
+        trained adapter. Weights that FSDP or DeepSpeed have split cannot be compared.
+
+        Args:
+            trainer: The trainer.
+            is_asked_once: Whether the reference is read now, and never again.
+        """
+        plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+        is_split = trainer.ref_model is not None or (plugin is not None and plugin.zero_stage == 3)
+        if self._is_checked or (is_split and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)):
             return
+        self._is_checked = True
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if trainer.ref_model is None and not is_peft_model(model):  # it is the policy, asked before training
+            return
+        if not self._first_gap(trainer) <= _MAX_GAP and self._may_copy(trainer, model):
+            _add_reference_adapter(model)
+        self._has_copy = trainer.ref_model is None and REF_ADAPTER in model.peft_config
+        self._check_gap(trainer, model, is_asked_once=is_asked_once)
+
+    def _may_copy(self, trainer: GRPOTrainer | DPOTrainer, model: Any) -> bool:
+        return (
+            trainer.ref_model is None
+            and REF_ADAPTER not in model.peft_config
+            and not model.peft_config[_trained_adapter(model)].is_prompt_learning
+        )
+
+    def _check_gap(self, trainer: GRPOTrainer | DPOTrainer, model: Any, *, is_asked_once: bool) -> None:
+        what = f"peft_config={describe_adapter(model)}" if is_peft_model(model) else f"model={model.name_or_path!r}"
+        if not (gap := self._first_gap(trainer)) <= _MAX_GAP:
+            raise InvalidConfigError(
+                f"{what}: before training, the reference's log-probabilities differ from the policy's by {gap:.2g} "
+                "nats a token, so the KL would not be measured against the policy's start. Give the reference: "
+                "ref_model_fn=frozen_copy (functional.references), or a function that loads another model."
+            )
+        is_shared = is_peft_model(model) and not is_asked_once
+        if moved := self._moved_by_training(trainer, model) if is_shared else []:
+            raise InvalidConfigError(
+                f"{what}: {' and '.join(moved)} would change the reference too, which is the same model with its "
+                "adapter off. Train only what PEFT can switch off (bias='none'), or give the reference "
+                "its own weights: ref_model_fn=frozen_copy (functional.references)."
+            )
+
+    def _first_gap(self, trainer: GRPOTrainer | DPOTrainer) -> float:
+        """Return the mean gap of policy and reference on some tokens, in nats; the same on all processes."""
+        gap = 0.0
+        with raise_on_all_ranks():
+            if trainer.accelerator.is_main_process:  # under FSDP only this process has the weights now
+                model = trainer.accelerator.unwrap_model(trainer.model)
+                ids = probe_ids(model)
+                gap = mean_gap(probe_logps(model, ids), _reference_logps(trainer, ids))
+        return float(broadcast_object_list([gap])[0])
+
+    def _moved_by_training(self, trainer: GRPOTrainer | DPOTrainer, model: Any) -> list[str]:
+        """Return the kinds of trained parameters of a PEFT model that its reference depends on."""
+        kinds: list[str] = []
+        with raise_on_all_ranks():
+            if trainer.accelerator.is_main_process:
+                ids = probe_ids(model)
+                before = _reference_logps(trainer, ids)
+                for kind, parameters in trained_kinds(model).items():
+                    with shifted(parameters, lambda: probe_logps(model, ids)):
+                        if not mean_gap(_reference_logps(trainer, ids), before) <= _MAX_GAP:
+                            kinds.append(kind)
+        found: list[str] = broadcast_object_list([kinds])[0]
+        return found
+
+    def _make(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
             raise InvalidConfigError(
                 "reference_update_fn needs whole weights on each process, which FSDP and DeepSpeed split: leave it "
@@ -196,7 +293,7 @@ class Reference:
             self._check_made(made, model, trainer)
             trainer.ref_model = _prepared(trainer, made)
         elif is_peft_model(model):
-            _add_reference_adapter(model, uses_vllm=bool(getattr(trainer.args, "use_vllm", False)))
+            _add_reference_adapter(model)
         else:
             freeze(trainer.accelerator.unwrap_model(trainer.ref_model))
 
@@ -222,16 +319,22 @@ class Reference:
         trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
 
     def save(self, trainer: GRPOTrainer | DPOTrainer, folder: Path) -> dict[str, Any] | None:
-        """Write the weights of an updated reference to a checkpoint; return the rest of its state, as JSON types."""
-        if self.update_fn is None:
+        """Write the weights of a reference that cannot be made again; return the rest of its state, as JSON types."""
+        if not self._is_saved(trainer.args):
+            return None
+        if (sharding := sharding_of(trainer)) is not None:
+            logger.warning(
+                f"{folder} cannot be resumed from: sync_ref_model=True moves the reference, which {sharding} shards, "
+                "and only whole weights are saved. Take DDP or ZeRO-2 to resume."
+            )
             return None
         target = folder / REFERENCE_FOLDER
         target.mkdir(parents=True, exist_ok=True)
         _, reference = self._modules(trainer)
         weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
         save_file(weights, target / _FILE)
-        state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
-        return {"updates": self.n_updates, "update_fn": state}
+        state_dict = getattr(self.update_fn, "state_dict", None)
+        return {"updates": self.n_updates, "update_fn": None if state_dict is None else state_dict()}
 
     def load(self, trainer: GRPOTrainer | DPOTrainer, folder: Path, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `save` wrote.
@@ -239,13 +342,15 @@ class Reference:
         Raises:
             InvalidConfigError: If only one of checkpoint and trainer updates its reference, or the weights differ.
         """
-        if (state is None) != (self.update_fn is None):
-            has, lacks = ("checkpoint", "trainer") if self.update_fn is None else ("trainer", "checkpoint")
+        is_saved = self._is_saved(trainer.args)
+        if (state is not None) != is_saved:
+            has, lacks = ("trainer", "checkpoint") if is_saved else ("checkpoint", "trainer")
             raise InvalidConfigError(
-                f"{folder}: the {has} has a reference that moves, the {lacks} has none: resume with the "
-                "reference_update_fn of the run, or begin a new run with the checkpoint's weights as its model."
+                f"{folder}: the {has} has a reference with separate weights, the {lacks} has none: resume with the "
+                "reference_update_fn, sync_ref_model and adapter of the run, or begin a new run with the checkpoint's "
+                "weights as its model."
             )
-        if self.update_fn is None or state is None:
+        if state is None:
             return
         _, reference = self._modules(trainer)
         saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), _tensors(reference)
@@ -258,8 +363,13 @@ class Reference:
             for name, value in targets.items():
                 value.copy_(saved[name])
         self.n_updates = int(state["updates"])
-        if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
-            self.update_fn.load_state_dict(state["update_fn"])
+        load_state_dict = getattr(self.update_fn, "load_state_dict", None)
+        if state["update_fn"] is not None and load_state_dict is not None:
+            load_state_dict(state["update_fn"])
+
+    def _is_saved(self, args: Any) -> bool:
+        """Whether a resumed run could not make the reference again: it moves, or is an adapter's random start."""
+        return self.moves(args) or self._has_copy
 
     def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
         return trainer.ref_model is None
@@ -317,23 +427,53 @@ def drop_reference_adapter(trainer: GRPOTrainer | DPOTrainer, folder: str | Path
             target.rmdir()
 
 
-def _add_reference_adapter(model: Any, *, uses_vllm: bool) -> None:
+def _add_reference_adapter(model: Any) -> None:
     """Give a PEFT model the adapter "ref", a frozen copy of the trained one. TRL may have created it already."""
     trained = _trained_adapter(model)
     config = model.peft_config[trained]
     if config.is_prompt_learning:
         raise InvalidConfigError("reference_update_fn: prompts that are learned cannot move a reference; take LoRA.")
-    if getattr(config, "modules_to_save", None) and uses_vllm:
-        raise InvalidConfigError(
-            "reference_update_fn with modules_to_save and use_vllm: the engine would be handed the reference's copy of "
-            "those modules. Leave modules_to_save out, or sample with the transformers policy."
-        )
     if REF_ADAPTER not in model.peft_config:
-        model.add_adapter(REF_ADAPTER, config)
+        try:
+            with keeping_base(model):
+                model.add_adapter(REF_ADAPTER, config)
+        except (ValueError, NotImplementedError) as error:  # of two adapters, only one may train biases, ...
+            raise InvalidConfigError(
+                f"peft_config={describe_adapter(model)}: the reference cannot be a copy of the adapter ({error}). "
+                "Leave that setting out, or give the reference its own weights: ref_model_fn=frozen_copy "
+                "(functional.references)."
+            ) from error
     sources = dict(adapter_weights(model, trained).named_parameters())
     for name, parameter in adapter_weights(model, REF_ADAPTER).named_parameters():
         parameter.data.copy_(sources[name].data)
         parameter.requires_grad_(False)
+
+
+@contextmanager
+def keeping_base(model: Any) -> Iterator[None]:
+    """Inside the block, adapters are added to a PEFT model without PiSSA's, OLoRA's, ... change of its base weights.
+
+    Their first one subtracted itself from the base. A copy that did it again would change the policy.
+    """
+    is_adapted = isinstance(model, torch.nn.Module) and is_peft_model(model)
+    configs = model.peft_config.values() if is_adapted else ()
+    kept = [(config, config.init_lora_weights) for config in configs if hasattr(config, "init_lora_weights")]
+    for config, _ in kept:
+        config.init_lora_weights = True
+    try:
+        yield
+    finally:
+        for config, value in kept:
+            config.init_lora_weights = value
+
+
+def _reference_logps(trainer: GRPOTrainer | DPOTrainer, ids: Any) -> Any:
+    """Return the log-probabilities by which TRL measures the KL, shape (T,)."""
+    if trainer.ref_model is not None:
+        return probe_logps(trainer.accelerator.unwrap_model(trainer.ref_model), ids)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    with use_adapter(model, REF_ADAPTER if REF_ADAPTER in model.peft_config else None):
+        return probe_logps(model, ids)
 
 
 def _trained_adapter(model: Any) -> str:
@@ -346,8 +486,6 @@ def _prepared(trainer: GRPOTrainer | DPOTrainer, reference: Any) -> Any:
     freeze(reference)
     args: Any = trainer.args
     accelerator = trainer.accelerator
-    if args.disable_dropout:
-        disable_dropout_in_model(reference)
     add_fused_lm_head(
         reference.get_base_model() if is_peft_model(reference) else reference,
         temperature=getattr(trainer, "temperature", 1.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from llm_envs.agents.session import PolicySession
@@ -13,7 +12,7 @@ from llm_envs.chat.context import observed_messages, render_reply
 from llm_envs.errors import InvalidConfigError, JudgeError, ResetNeededError
 from llm_envs.rollout.chat_logs import LogEntry, read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
-from llm_envs.rollout.workers.runner import Env, check_reset, check_step, env_attribute
+from llm_envs.rollout.workers.runner import Env, check_reset, check_step, close_env, env_attribute
 from llm_envs.rollout.workers.wire import error_text
 from llm_envs.types import Message, RolloutError, StopReason, ToolResult
 
@@ -242,9 +241,8 @@ class EnvTask:
     def close(self) -> None:
         """Close the environment, ignoring its errors, which change nothing now. Harmless when repeated."""
         env, self._env = self._env, None
-        with suppress(Exception):
-            if env is not None:
-                env.close()
+        if env is not None:
+            close_env(env)
 
     def _fail(self, error: BaseException, where: str) -> None:
         self._report.failed(as_rollout_error(error, where), isinstance(error, JudgeError))

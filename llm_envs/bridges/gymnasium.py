@@ -22,6 +22,7 @@ from gymnasium import spaces
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError, NoOracleError
 from llm_envs.parsers import ParsedReply
+from llm_envs.problems import as_flag, as_number
 
 __all__ = ["WORDS", "GymnasiumEnv", "Words", "action_form", "describe", "read_action"]
 
@@ -303,11 +304,12 @@ class GymnasiumEnv(TextEnv):
         except InvalidActionError as refusal:
             return Outcome(f"Error: {refusal}.", {"reward": 0.0, "malformed": 1.0})
         self._state, reward, terminated, truncated, _ = self.inner.step(chosen)
-        self._return += float(reward)
-        components = {"reward": float(reward), "malformed": 0.0}
+        reward = as_number(reward)
+        self._return += reward
+        components = {"reward": reward, "malformed": 0.0}
         is_success = self._return > 0 if self._threshold is None else self._return >= self._threshold
-        text = f"Reward: {float(reward):g}. State: {self._described()}"
-        return Outcome(text, components, bool(terminated or truncated), is_success)
+        text = f"Reward: {reward:g}. State: {self._described()}"
+        return Outcome(text, components, as_flag(terminated) or as_flag(truncated), is_success)
 
     def close(self) -> None:
         """Close the environment."""

@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.parsers import format_tool_call
+from llm_envs.rollout.workers.runner import close_env
 from llm_envs.sources.mixture import derive_seed
 
 __all__ = ["REPLY", "START", "McpEpisodes", "serve_stdio"]
@@ -158,7 +159,7 @@ def serve_stdio(env: gym.Env[Any, Any], name: str, seed: int = 0) -> None:
 
         asyncio.run(serve())
     finally:
-        env.close()
+        close_env(env)
 
 
 def _server(episodes: McpEpisodes, name: str) -> Any:

@@ -20,6 +20,8 @@ import gymnasium as gym
 
 from llm_envs.chat.context import observed_messages
 from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError, ResetNeededError
+from llm_envs.policies.vllm.http import check_url
+from llm_envs.problems import as_flag, as_number
 from llm_envs.registration import register_task
 from llm_envs.rollout.workers.runner import Env, EnvMaker, env_attribute
 from llm_envs.spaces import TextSpace, encodable
@@ -71,8 +73,7 @@ class OpenEnvEnv(gym.Env[str, str]):
         success_at: float = 1.0,
         check_seed: bool = True,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise InvalidConfigError(f"OpenEnvEnv: base_url is {base_url!r}; it must begin with http:// or https://.")
+        check_url(base_url, "OpenEnvEnv: base_url")
         self._websockets = _import_websockets()
         self.base_url, self.timeout_s, self.success_at = base_url.rstrip("/"), timeout_s, success_at
         self.observation_space, self.action_space = TextSpace(), TextSpace()
@@ -121,13 +122,14 @@ class OpenEnvEnv(gym.Env[str, str]):
             raise ResetNeededError("OpenEnvEnv.step was called outside an episode: call reset() first.")
         self._is_playing = False  # until there is a reply
         reply = self._ask("step", dict(self._to_action(action)))
-        done, reward = bool(reply.get("done")), float(reply.get("reward") or 0.0)
+        reward = 0.0 if reply.get("reward") is None else as_number(reply["reward"])
         about = reply.get("metadata") or {}
-        truncated = done and bool(about.get("truncated"))
+        done = as_flag(reply.get("done") or False)
+        truncated = done and as_flag(about.get("truncated") or False)
         self._is_playing, self._return = not done, self._return + reward
         info = _info(reply["observation"])
         if done:
-            info["is_success"] = bool(about.get("is_success", self._return >= self.success_at))
+            info["is_success"] = as_flag(about.get("is_success", self._return >= self.success_at))
         return self._text(reply), reward, done and not truncated, truncated, info
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import Any
 
 from llm_envs.errors import MissingExtraError
+from llm_envs.rollout.checks import check_success
 from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import EpisodeSpec, SeedSource
 
@@ -107,7 +108,7 @@ class EpisodeEnv(vf.Env[EpisodeEnvConfig]):
                     for name, value in (info.get("reward_components") or {}).items():
                         components[name] = components.get(name, 0.0) + float(value)
                     if terminated or truncated:
-                        is_success = bool(info.get("is_success", False))
+                        is_success = check_success(info)
                         break
                     segment = await interaction.turn(observation)
         interaction.trace.record_reward("return", total)

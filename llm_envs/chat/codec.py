@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llm_envs.chat.context import render_reply
 from llm_envs.chat.template import ChatTemplate, Schema, structured_reply
 from llm_envs.chat.tokenization import WORD, Masked
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
@@ -37,6 +38,7 @@ __all__ = ["ChatCodec"]
 
 
 _MAX_PROMPT_SHAPES = 256
+_THOUGHT = structured_reply(ParsedReply(WORD, WORD, (), None, ()), WORD)
 _MAX_PROMPTS = 64
 """Number of cached prompts: enough for the groups that begin at the same time."""
 
@@ -176,8 +178,8 @@ class ChatCodec:
     def encode_reply(self, text: str) -> IdArray:
         """Encode a reply that was not sampled (an oracle's), as the template would have the model write it.
 
-        Calls and thinking are written in the model's own format, if the template has one, and the turn is closed. Shape
-        (T,).
+        Calls and thinking are written in the model's own format, if the template has one, and the turn is closed.
+        Behind a closed block of thinking (`closes_thinking`) the thinking is left out. Shape (T,).
         """
         has_calls = False
         # A reply that quotes a special token stays plain text: as a token it could end the turn or begin another role.
@@ -186,6 +188,9 @@ class ChatCodec:
         else:
             parsed = self.parser(text)
             has_calls = bool(parsed.tool_calls)
+            if parsed.thinking is not None and not parsed.problems and self.closes_thinking:
+                parsed = parsed._replace(thinking=None)
+                text = render_reply(Message("assistant", parsed.content, parsed.tool_calls))
             body = self._text.encode(self._own_words(text, parsed))
         closing = [self.end_of_call_id] if has_calls else self._reply_closing()
         return np.concatenate([body, np.array(closing, dtype=np.int32)]).astype(np.int32)
@@ -392,6 +397,15 @@ class ChatCodec:
                 f"{[call.name for call in parsed.tool_calls]}. Make the oracle call one tool per turn."
             )
         return FORMATTERS[own_format](parsed.tool_calls)
+
+    @cached_property
+    def closes_thinking(self) -> bool:
+        """Whether the generation prompt ends behind a closed block of thinking, so that a reply has none."""
+        try:
+            thought = self.template.render([ASK, _THOUGHT], generation_prompt=False)
+        except ModelError:
+            return False
+        return not self.template.opens_thinking and not thought.startswith(self._answer_prompt)
 
     @cached_property
     def _answer_prompt(self) -> str:

@@ -181,12 +181,14 @@ def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
     """Refuse an environment without text spaces, or arguments that it does not take."""
     import gymnasium as gym
 
-    env = gym.make(task_id, **env_kwargs)
+    from llm_envs.rollout.workers.runner import close_env, make_env
+
+    env = make_env(task_id, env_kwargs)
     try:
         if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):
             raise InvalidConfigError(f"{task_id} is not a text environment; `llm-envs list` lists them.")
     finally:
-        env.close()
+        close_env(env)
 
 
 def require_model(name: str, option: str) -> None:

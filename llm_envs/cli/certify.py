@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, positive, seconds
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError
+from llm_envs.processes import end_with_parent
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
@@ -100,8 +101,11 @@ def _in_a_process(arguments: argparse.Namespace) -> Certificate | str:
 
 def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
     """Send the certificate, or the error."""
+    end_with_parent()
     try:
         sender.send(_certificate(arguments))
+    except KeyboardInterrupt:  # the parent has it too, and reports it
+        return
     except SystemExit as error:
         sender.send(f"it raised SystemExit({error.code!r}): an environment must raise another error")
     except Exception as error:

@@ -7,10 +7,7 @@ started, compacts the log, and prints how to resume.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.agent_option import add_agent_argument, agent_settings, read_agent
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from llm_envs.rollout.collect_run import CollectedRun
     from llm_envs.sources.source import EnvChoice
 
-__all__ = ["add_arguments", "run", "terminated_as_interrupted"]
+__all__ = ["add_arguments", "run"]
 
 EXAMPLES = """
 examples:
@@ -128,7 +125,6 @@ def run(arguments: argparse.Namespace) -> int:
         finished_keys(arguments.out)
     try:
         with (
-            terminated_as_interrupted(),
             tracker_of(arguments, own) as logger,
             open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, played),
         ):
@@ -168,28 +164,6 @@ def _envs(arguments: argparse.Namespace) -> list[EnvChoice]:
         task_spec(choice.env_id)
         require_text(choice.env_id, env_kwargs_of(arguments))
     return envs
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Make SIGTERM, which schedulers send before they kill a process, end a run like Ctrl-C, also in the background.
-
-    A shell script starts its background processes with SIGINT ignored, and asyncio then does not watch for it.
-    """
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    except ValueError:  # not the main thread: the command is embedded in another program
-        yield
-        return
-    interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if interrupt is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, interrupt)
 
 
 def _say_how_to_go_on(arguments: argparse.Namespace) -> None:

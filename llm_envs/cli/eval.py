@@ -23,7 +23,6 @@ from llm_envs.cli.arguments import (
     positive,
     require_text,
 )
-from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Flag, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
 from llm_envs.cli.ray_options import add_ray_arguments, open_collector
@@ -388,7 +387,6 @@ def _play(
         if (Path(arguments.out) / MANIFEST_NAME).exists():
             finished(arguments.out)
     with (
-        terminated_as_interrupted(),
         tracker_of(arguments, own) as logger,
         (
             open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy})

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from llm_envs import __version__
 from llm_envs.cli.parser import Parser, take_debug, words
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, UnknownTaskError
+from llm_envs.processes import terminated_as_interrupted
 from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["COMMANDS", "Command", "create_parser", "main"]
@@ -88,15 +89,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from llm_envs.cli.shell_completion import complete
 
         complete(create_parser())
+    by: list[str] = []
     try:
-        try:
-            place = words(given)[:1]
-            arguments = create_parser(given[place[0]] if place else "").parse_args(given)
-        except InvalidConfigError as error:
-            raise SystemExit(_said(error, is_debug)) from None
-        return int(arguments.function(arguments) or 0)
-    except KeyboardInterrupt:
-        print("llm-envs: interrupted", file=sys.stderr)
+        with terminated_as_interrupted() as by:
+            try:
+                place = words(given)[:1]
+                arguments = create_parser(given[place[0]] if place else "").parse_args(given)
+            except InvalidConfigError as error:
+                raise SystemExit(_said(error, is_debug)) from None
+            return int(arguments.function(arguments) or 0)
+    except KeyboardInterrupt as error:
+        print(f"llm-envs: interrupted{''.join(by[:1])}{f': {error}' if str(error) else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has closed it (`| head`). Python would report that again at exit.

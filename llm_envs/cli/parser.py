@@ -14,7 +14,6 @@ be mixed with another argparse parser, as the trainings do with TRL's.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
 
 __all__ = ["Flag", "Parser", "Repeatable", "json_object", "read_yaml", "set_variables", "take_debug", "words"]
 
@@ -63,11 +63,11 @@ def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 def json_object(text: str) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        value = json.loads(text)
+        value = strict_json(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON ({error})") from error
+        raise argparse.ArgumentTypeError(f"{text:.200} is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; for example \'{{"difficulty": "easy"}}\'')
+        raise argparse.ArgumentTypeError(f'{text:.200} is not a JSON object; for example \'{{"difficulty": "easy"}}\'')
     return value
 
 
@@ -291,12 +291,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises:
         InvalidConfigError: If the file cannot be read, or contains anything else. (An empty file contains None.)
     """
-    import yaml  # type: ignore[import-untyped]
+    from llm_envs.data.yaml_files import read_yaml_text
 
     try:
         with open(path, encoding="utf-8", opener=_unless_it_waits) as file:
-            content = yaml.safe_load(file)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # an impossible date is a ValueError
+            content = read_yaml_text(file)
+    except (OSError, ValueError) as error:
         raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import positive, require_model
 from llm_envs.cli.parser import Repeatable
-from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.errors import BridgeError, InvalidConfigError, public_address
 from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by, without_key
 
 if TYPE_CHECKING:
@@ -211,7 +211,8 @@ def _settle_address(arguments: argparse.Namespace, url: str) -> None:
     if arguments.serve is not None or arguments.engine not in (None, "api"):
         what = "--serve" if arguments.serve is not None else f"--engine {arguments.engine}"
         raise InvalidConfigError(
-            f"--model {url} is the address of a chat API (--engine api): {what} needs a folder, or a name on a hub."
+            f"--model {public_address(url)} is the address of a chat API (--engine api): {what} needs a folder, or a "
+            "name on a hub."
         )
     check_url(url, "--model")
     arguments.model = arguments.model_name or _only_model(url)

@@ -17,7 +17,6 @@ from llm_envs.cli.arguments import (
     seconds,
     warn_of_every_address,
 )
-from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Repeatable
 from llm_envs.cli.policy_options import ENGINES
 from llm_envs.errors import InvalidConfigError
@@ -82,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.tokenizer = None
     engine = ENGINES["server" if arguments.url else arguments.engine or "transformers"]
     with ExitStack() as stack:
-        stack.enter_context(terminated_as_interrupted())
         writer = None if arguments.out is None else TrajectoryWriter(arguments.out, resume=True)
         if writer is not None:
             stack.callback(writer.close)

@@ -9,7 +9,6 @@ import secrets
 import sys
 
 from llm_envs.cli.arguments import add_host_argument, positive, warn_of_every_address
-from llm_envs.cli.collect import terminated_as_interrupted
 
 __all__ = ["add_arguments", "run"]
 
@@ -45,16 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
-        with terminated_as_interrupted():
-            token = os.environ.get(TOKEN_VARIABLE)
-            if not token:
-                token = secrets.token_urlsafe(24)
-                print(f"export {TOKEN_VARIABLE}={token}", flush=True)
-            warn_of_every_address(arguments.host, "run any code here")
-            n_workers = arguments.workers or processors()
-            server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
-            print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)
-            server.serve()
+        token = os.environ.get(TOKEN_VARIABLE)
+        if not token:
+            token = secrets.token_urlsafe(24)
+            print(f"export {TOKEN_VARIABLE}={token}", flush=True)
+        warn_of_every_address(arguments.host, "run any code here")
+        n_workers = arguments.workers or processors()
+        server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
+        print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)
+        server.serve()
     except KeyboardInterrupt:
         pass
     return 0

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llm_envs.cli.arguments import positive
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError, MissingExtraError, TaskCheckError
+from llm_envs.processes import end_with_parent
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
@@ -197,8 +199,20 @@ def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> I
         for task_id, kwargs, thorough in work:
             yield _check_one(task_id, kwargs, thorough)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_check_one, *zip(*work, strict=True))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent) as pool:
+        # The workers inherit a blocked Ctrl-C: this process ends them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            checked = pool.map(_check_one, *zip(*work, strict=True))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            yield from checked
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
 
 
 def _missing(task_id: str) -> str | None:

@@ -59,7 +59,8 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
     `reward` is for filtering. Fields without a fixed shape are JSON text.
 
     A lone surrogate, which JSON can hold and Arrow's UTF-8 cannot, becomes "?" in a message's `content`. The exact
-    content is in `message_extras`, from which `from_dataset` restores it.
+    content is in `message_extras`, from which `from_dataset` restores it. Two halves of a pair side by side become the
+    character that they spell: JSON joins them.
 
     Nothing is uploaded here; `llm_envs.report.push_to_hub("runs/x", "you/name")` does that. The shards of a run are
     this table already: `datasets.load_dataset("parquet", data_files="runs/x/*.parquet")`.

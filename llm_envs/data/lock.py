@@ -12,22 +12,22 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 
 from llm_envs.data.files import own
 from llm_envs.errors import StoreError
+from llm_envs.processes import forget_after_fork
 
 __all__ = ["LOCK_NAME", "FolderLock"]
 
 LOCK_NAME = "writer.lock"
 """Holds the id of the writing process. The file stays; the system's lock on it is what counts."""
 
-_held: dict[str, int] = {}
-"""Folder -> the id of our process that holds it. The system's locks belong to a process, so a second writer in the same
-process must be detected here. A forked child finds its parent's id and asks the system."""
+_held: set[str] = set()
+"""The folders that this process holds, for the error's words."""
 
 
 class FolderLock:
     """Holds a folder for this process until it is released or the process ends in any way.
 
-    It is a record lock, which belongs only to the process: unlike with `flock`, a child that outlives a killed process
-    does not keep the folder.
+    The lock belongs to the open file. (A record lock would be lost when anything in this process closes the file, such
+    as a copy of the folder.) Forked children close theirs, so a child that outlives a killed process does not keep it.
 
     Args:
         folder: An existing folder.
@@ -39,13 +39,12 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._key = os.path.realpath(folder)
         self._descriptor: int | None = None
-        if _held.get(self._key) == os.getpid():
-            raise StoreError(f"{folder} is being written by another writer of this process: close that one first.")
         try:
             descriptor = own(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(
-                f"{folder / LOCK_NAME} cannot be opened ({error.strerror}). Remove it; it contains no data."
+                f"{folder / LOCK_NAME} cannot be opened ({error.strerror}): a run is written to a folder whose files "
+                "this user may write. Make them writable, or copy the run and continue the copy."
             ) from error
         try:
             _lock(descriptor, folder)
@@ -54,24 +53,32 @@ class FolderLock:
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor, self._process = descriptor, os.getpid()
-        _held[self._key] = self._process
+        self._descriptor = descriptor
+        _held.add(self._key)
+        forget_after_fork(self)
 
     def release(self) -> None:
         """Release the folder. Harmless when repeated, and in a forked child."""
-        if self._descriptor is not None and self._process == os.getpid():
-            os.close(self._descriptor)  # closing releases the lock
-            _held.pop(self._key, None)
-        self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            _held.discard(self._key)
+            os.close(descriptor)  # the last descriptor of the open file takes the lock with it
+
+    forget = release
+    """In a forked child: close its descriptor. The parent's keeps the lock."""
 
 
 def _lock(descriptor: int, folder: Path) -> None:
     if fcntl is None:
         return
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        if os.path.realpath(folder) in _held:
+            raise StoreError(
+                f"{folder} is being written by another writer of this process: close that one first."
+            ) from error
         raise StoreError(
             f"{folder} is being written by process {holder}: choose another folder, or wait until that one has ended."
         ) from error

@@ -48,10 +48,16 @@ class AppendLog:
         """Append one line, or nothing if it fails. A kill after this call does not lose the line.
 
         Raises:
-            StoreError: If the system refuses (no space left, a limit on file sizes, ...).
+            StoreError: If the system refuses (no space left, a limit on file sizes, ...), or a name has a lone
+                surrogate, which a shard's columns cannot hold.
         """
         if self._file is None:
             raise StoreError(f"{self.path}: the log is closed.")
+        names = {"env_id": trajectory.env_id, "group_id": trajectory.group_id}
+        names |= {f"messages[{n}].role": message.role for n, message in enumerate(trajectory.messages)}
+        for field, name in names.items():
+            if not name.isascii() and name.encode(errors="replace").decode() != name:
+                raise StoreError(f"{self.path}: {field} is {name!r}; a name must be Unicode, without lone surrogates.")
         line = trajectory.to_json().encode(errors=_ENCODING_ERRORS) + b"\n"
         try:
             rest = memoryview(line)

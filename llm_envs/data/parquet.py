@@ -122,15 +122,18 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
     except StoreError:
         raise
     except (arrow.ArrowException, OSError, *_DAMAGE) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors of damage have no number
+            raise StoreError(f"{path} cannot be read ({os.strerror(error.errno)}): its data may be intact.") from error
         raise _damaged(path, error) from error
 
 
 def _opened(arrow: Any, path: Path) -> Any:
     if not is_remote(path):
         os.close(regular(path, os.O_RDONLY))  # Arrow would wait for a pipe
-        return arrow.OSFile(os.fspath(path), "rb")
-    with reaching(path):
-        return arrow.BufferReader(path.read_bytes())  # one request, of the size of a shard
+        if (name := os.fspath(path)).isprintable():
+            return arrow.OSFile(name, "rb")
+    with reaching(path):  # one request, of the size of a shard; Arrow cannot open a name that is not UTF-8
+        return arrow.BufferReader(path.read_bytes())
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:
@@ -144,8 +147,8 @@ def _damaged(path: Path, error: Exception) -> StoreError:
 def _way_out(path: Path) -> str:
     """Return what to do about a shard that is lost."""
     return (
-        f'To resume the run without it, remove "{path.name}" from "shards" in the run\'s manifest.json, and the file: '
-        "its episodes are played again."
+        f'To resume the run without it, remove "{path.name}" from "shards" in the run\'s manifest.json, and move the '
+        "file elsewhere: its episodes are played again."
     )
 
 

@@ -47,14 +47,15 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     """Return a trajectory as a record of `SCHEMA`; token data stay NumPy arrays.
 
     A lone surrogate, which JSON can hold and Arrow's UTF-8 cannot, becomes "?" in a message's `content`. The exact
-    content is in `message_extras`, from which `from_record` restores it.
+    content is in `message_extras`, from which `from_record` restores it. Two halves of a pair side by side become the
+    character that they spell: JSON joins them.
     """
     record = replace(trajectory, rows=()).to_dict()
     for name in _JSON_COLUMNS:
         record[name] = _dump(record[name])
     extras = [{key: message.pop(key) for key in _MESSAGE_EXTRAS if key in message} for message in record["messages"]]
     for message, extra in zip(record["messages"], extras, strict=True):
-        content = message["content"]
+        content = message["content"] = _joined(message["content"])
         if (readable := content.encode(errors="replace").decode()) != content:
             message["content"], extra["content"] = readable, content
     record["message_extras"] = _dump(extras)
@@ -81,8 +82,12 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
 
 
 def is_same_record(one: Trajectory, other: Trajectory) -> bool:
-    """Return whether two trajectories are equal to the last bit, including wall times."""
-    if len(one.rows) != len(other.rows) or replace(one, rows=()).to_dict() != replace(other, rows=()).to_dict():
+    """Return whether two trajectories are equal to the last bit, including wall times.
+
+    Two halves of a surrogate pair side by side equal their character: JSON joins them.
+    """
+    first, second = (replace(each, rows=()).to_dict() for each in (one, other))
+    if len(one.rows) != len(other.rows) or (first != second and json.loads(_dump(first)) != json.loads(_dump(second))):
         return False
     return all(_row_bytes(a) == _row_bytes(b) for a, b in zip(one.rows, other.rows, strict=True))
 
@@ -101,6 +106,11 @@ def _to_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
         )
         for row in rows
     )
+
+
+def _joined(text: str) -> str:
+    """Return the text with the two halves of a surrogate pair as the character that they spell."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _dump(value: Any) -> str:

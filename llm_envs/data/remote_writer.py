@@ -302,7 +302,7 @@ class _Spool:
             self._lock.release()
             raise StoreError(
                 f"{left[0].parent} has episodes of an earlier run at {path} that were never uploaded: resume that run "
-                "(resume=True, --resume), or delete the folder."
+                "(resume=True, --resume), or move the folder elsewhere."
             )
 
     def begin(self) -> None:

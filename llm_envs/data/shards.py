@@ -98,7 +98,8 @@ def find_shards(paths: Iterable[str | Path]) -> list[Path]:
         for name in names:
             if names_in(path / name) and not exists(path / name / MANIFEST_NAME):
                 raise StoreError(
-                    f"{path / name} has no {MANIFEST_NAME}: put it back, or remove the folder and play its shard again."
+                    f"{path / name} has no {MANIFEST_NAME}: put it back, or move the folder elsewhere and play its "
+                    "shard again."
                 )
         inside = [path / name for name in sorted(names, key=lambda name: (len(name), name))]
         if not inside and not exists(path / MANIFEST_NAME):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError
+from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError, public_address
 
 __all__ = ["as_path", "exists", "is_remote", "local_path", "names_in", "put", "reaching"]
 
@@ -38,6 +38,11 @@ def as_path(where: str | Path) -> Path:
         raise MissingExtraError(
             f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."
         ) from error
+    if re.match(r"[^/]+://[^/@]*:[^/]*@", where):
+        raise StoreError(
+            f"{public_address(where)}: its address has a password, which errors and stored settings would repeat. "
+            "Give it to the storage's driver (its environment variables, or fsspec's configuration)."
+        )
     with reaching(where):
         path = UPath(where)
         path.fs.invalidate_cache()  # what other processes have written since must be seen

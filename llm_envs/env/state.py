@@ -16,25 +16,30 @@ import numpy as np
 __all__ = ["digest", "generators", "plain_state"]
 
 
-def digest(value: object) -> str:
+def digest(value: object, *, owner: object = None) -> str:
     """Return 16 hexadecimal digits of a value: equal for equal values, in every process.
+
+    Args:
+        value: The value.
+        owner: The object whose state it is. The value may refer to it, as the bound method of a tool does; the owner's
+            other attributes are not state.
 
     Raises:
         TypeError: If the value contains an object whose content cannot be read, such as a socket or a process.
     """
-    return blake2b(repr(plain_state(value)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(repr(plain_state(value, owner=owner)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def plain_state(value: object) -> Any:
+def plain_state(value: object, *, owner: object = None) -> Any:
     """Return a value as nested tuples of numbers and texts: mappings and sets are sorted, objects are their attributes.
 
     Left out are NumPy's generators, since they are chance, and attributes that an object names in `not_state`. An
-    object that was met before is its number.
+    object that was met before is its number, and so is the owner.
 
     Raises:
         TypeError: As `digest`.
     """
-    return _plain(value, {})
+    return _plain(value, {id(owner): (0, owner)})
 
 
 def generators(value: object) -> list[np.random.Generator]:

@@ -340,7 +340,7 @@ class TextEnv(gym.Env[str, str], ABC):
         connection), the key is that of all actions so far.
         """
         try:
-            return digest(self.state())
+            return digest(self.state(), owner=self)
         except TypeError:
             return digest(self._actions)
 

@@ -15,17 +15,17 @@ environments:
 from __future__ import annotations
 
 import difflib
-import importlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from llm_envs.data.files import read_text
+from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.results import Results
 from llm_envs.evaluation.scores import TaskKey, key_of
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.sources.source import EnvChoice, EnvFactory, EpisodeSpec, SeedSource
 
 __all__ = [
@@ -285,14 +285,13 @@ def _take(data: Mapping[str, Any], where: str, known: set[str]) -> dict[str, Any
 
 
 def _read(path: Path) -> dict[str, Any]:
-    yaml: Any = importlib.import_module("yaml")
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"--suite {path}: it cannot be read ({error}).") from error
     try:
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)  # YAML refuses JSON with tabs
-    except (ValueError, yaml.YAMLError) as error:
+        data = strict_json(text) if path.suffix == ".json" else read_yaml_text(text)  # YAML refuses JSON with tabs
+    except ValueError as error:
         form = "JSON" if path.suffix == ".json" else "YAML"
         raise InvalidConfigError(f"--suite {path}: it is not {form} ({' '.join(str(error).split())}).") from error
     if not isinstance(data, dict):

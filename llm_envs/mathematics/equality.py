@@ -151,16 +151,14 @@ class MathChecker:
         self.close()
 
     def _ask(self, answer: str, target: str, timeout_s: float) -> tuple[Verdict, str, float]:
-        """Return the verdict, the reason, and the seconds without the wait for a worker."""
+        """Return the verdict, the reason, and the seconds of processor time."""
         with self._free:
             worker = self._take()
-            started = time.perf_counter()
             try:
-                equal, reason = worker.ask(answer, target, timeout_s)
+                equal, reason, seconds = worker.ask(answer, target, timeout_s)
             except BaseException:  # interrupted: the worker's result is no longer needed
                 worker.close()
                 raise
-            seconds = time.perf_counter() - started
             with self._lock:
                 if worker.is_alive and not self._is_closed:
                     self._idle.append(worker)
@@ -227,8 +225,8 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
         answer: Only the final answer, in LaTeX or as plain arithmetic. `$...$` or one `\boxed{...}` around it is
             removed.
         target: The right answer, in the same form.
-        timeout_s: Longest time for the comparison, in seconds, without the wait for a worker. The first comparison of
-            a process waits until sympy is loaded.
+        timeout_s: Longest processor time of the comparison, in seconds. The first comparison of a process waits until
+            sympy is loaded.
 
     Returns:
         The comparison. In a condition it is true only if the two are equal. It is "undecided" if a text cannot be read
@@ -237,6 +235,7 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
     Raises:
         InvalidConfigError: If `timeout_s` is not above 0.
         MissingExtraError: If math-verify is needed and not installed.
+        SandboxError: If its process does not start, or has no processor for `timeout_s` in thirty times as long.
     """
     return shared_checker().compare(answer, target, timeout_s=timeout_s)
 

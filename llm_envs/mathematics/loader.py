@@ -11,17 +11,22 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from llm_envs.errors import MissingExtraError, SandboxError
-from llm_envs.processes import StartWatch
+from llm_envs.processes import LONGEST, StartWatch
 
 __all__ = ["Loader", "Worker"]
 
 _GRACE_S = 0.5
-"""Seconds that a worker may be late after its own alarm before it is given up."""
+"""Seconds that a worker may be late before it is given up."""
 _PULSE_S = 1.0
 """Seconds between checks of the progress of a starting process."""
+_NO_LIMIT = (
+    "this system sets no limit of memory (RLIMIT_AS) for the processes that compare formulas: an answer may use up the "
+    "memory of the machine until its limit of time."
+)
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -87,7 +92,10 @@ class Loader:
         while not self._is_ready:
             complaint = None
             try:
-                self._is_ready = self._control.recv(1) == b"+"
+                said = self._control.recv(1)
+                self._is_ready = said in (b"+", b"-")
+                if said == b"-":
+                    warnings.warn(_NO_LIMIT, stacklevel=2)
                 complaint = None if self._is_ready else "it ended"
             except TimeoutError:
                 complaint = watch.complaint()
@@ -102,26 +110,37 @@ class Worker:
         self._connection = connection
         self.is_alive = True
 
-    def ask(self, answer: str, target: str, timeout_s: float) -> tuple[bool | None, str]:
-        """Return whether the two are equal, or None and the reason."""
+    def ask(self, answer: str, target: str, timeout_s: float) -> tuple[bool | None, str, float]:
+        """Return whether the two are equal, or None and the reason; and the seconds of processor time that it took.
+
+        Raises:
+            SandboxError: If the worker had no processor for `timeout_s` in `LONGEST` times as long.
+        """
         started = time.perf_counter()
+        longest_s = LONGEST * timeout_s + _GRACE_S
         request = {"answer": answer, "target": target, "timeout_s": timeout_s}
         reply = b""
         try:
-            self._connection.settimeout(timeout_s + _GRACE_S)
+            self._connection.settimeout(longest_s)
             self._connection.sendall(json.dumps(request).encode() + b"\n")
             while not reply.endswith(b"\n"):
-                self._connection.settimeout(max(started + timeout_s + _GRACE_S - time.perf_counter(), 0.001))
+                self._connection.settimeout(max(started + longest_s - time.perf_counter(), 0.001))
                 chunk = self._connection.recv(65_536)
                 if not chunk:
                     raise ConnectionError
                 reply += chunk
-        except OSError:  # its alarm ended it, it crashed, or its answer is late
+        except TimeoutError as error:
+            self.close()
+            raise SandboxError(
+                f"a comparison had no processor for {timeout_s:.3g} s in {longest_s:.3g} s. Is this machine overloaded?"
+            ) from error
+        except OSError:  # its timer ended it, or it crashed
             self.close()
             is_late = time.perf_counter() - started >= timeout_s
-            return None, f"over the time limit of {timeout_s:.3g} s" if is_late else "the comparison crashed"
+            reason = f"over the time limit of {timeout_s:.3g} s" if is_late else "the comparison crashed"
+            return None, reason, timeout_s
         message = json.loads(reply)
-        return message["equal"], message["reason"]
+        return message["equal"], message["reason"], message["seconds"]
 
     def is_there(self) -> bool:
         """Return whether the idle worker is alive: the system may have killed it when memory ran out."""
@@ -134,7 +153,7 @@ class Worker:
             return False
 
     def close(self) -> None:
-        """Abandon the worker. It ends when it next reads from the connection, or by its alarm."""
+        """Abandon the worker. It ends when it next reads from the connection, or by its timer."""
         self.is_alive = False
         self._connection.close()
 

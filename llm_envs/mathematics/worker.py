@@ -4,8 +4,8 @@ This is a script: it imports nothing of this package.
 
 The first process loads sympy once, and then only forks: one child for each connection that it receives, in
 milliseconds. A child answers requests, one line of JSON each, until its connection closes, or until a check takes too
-long (the alarm ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses to compile
-text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
+much processor time (a timer ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses
+to compile text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -148,35 +149,46 @@ def load() -> None:
     replace_eval()
 
 
+def limit_memory() -> bool:
+    """Limit the memory of this process and its children. Return whether the system does that: macOS does not."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = MAX_MEMORY if hard == resource.RLIM_INFINITY else min(MAX_MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def serve(connection: socket.socket) -> None:
     """Answer requests until the connection ends."""
-    limit = (MAX_MEMORY, MAX_MEMORY)
-    resource.setrlimit(resource.RLIMIT_AS, limit)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(MAX_DEPTH)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     sys.addaudithook(refuse_to_execute)
     with connection.makefile("rb") as requests:
         for line in requests:
             request = json.loads(line)
-            signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
+            started = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
             try:
                 answer = answer_request(request)
             except Exception as error:
                 answer = {"equal": None, "reason": type(error).__name__}
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answer["seconds"] = time.process_time() - started
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def main() -> None:
-    """Load sympy, report it, and fork a child for each connection from standard input, until that closes."""
+    """Load sympy, report whether memory is limited, and fork a child for each connection."""
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code waits for the children
-    control.sendall(b"+")
+    control.sendall(b"+" if limit_memory() else b"-")
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:

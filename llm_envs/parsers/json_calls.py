@@ -26,6 +26,7 @@ __all__ = [
     "read_mistral",
     "read_whole_json",
     "scan_json",
+    "strict_json",
 ]
 
 Calls = list[ToolCall]
@@ -96,6 +97,22 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
             raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
         return value, end
     raise BrokenCallError(f"a tool call is not valid JSON: {reason}")
+
+
+def strict_json(text: str) -> Any:
+    """Return the value of a text that is JSON as a whole.
+
+    Raises:
+        ValueError: If it is not JSON, has a duplicate key, NaN, Infinity or a number that is too large, or is nested
+            more than `MAX_DEPTH` deep.
+    """
+    try:
+        value = _decode(text)
+        if _depth(value) <= MAX_DEPTH:
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall:
@@ -275,12 +292,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _scanner(**options: Any) -> Callable[[str, int], tuple[Any, int]]:
+def _decoder(**options: Any) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant, **options)
+
+
+def _scanner(decoder: json.JSONDecoder) -> Callable[[str, int], tuple[Any, int]]:
     """Return `JSONDecoder.scan_once`, which does not skip white space; the type stubs lack it."""
-    decoder = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant, **options)
     scan: Callable[[str, int], tuple[Any, int]] = vars(decoder)["scan_once"]
     return scan
 
 
-_scan_quickly = _scanner()
-_scan = _scanner(object_pairs_hook=_unique)
+_decode = _decoder(object_pairs_hook=_unique).decode
+_scan_quickly, _scan = _scanner(_decoder()), _scanner(_decoder(object_pairs_hook=_unique))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
+import logging
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
+from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.parsers.json_calls import strict_json
+from llm_envs.policies.answers import Answer
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
 from llm_envs.policies.vllm.routing import Backoff, RateLimit
@@ -19,6 +21,8 @@ from llm_envs.spaces import encodable
 from llm_envs.types import Message, SamplingParams, ToolCall
 
 __all__ = ["ChatAPIPolicy", "chat_message", "chat_request"]
+
+_LOG = logging.getLogger(__name__)
 
 # Hosted APIs do not know these parameters, so they are sent only if they differ from their defaults.
 _OURS_BY_DEFAULT = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -71,6 +75,7 @@ class ChatAPIPolicy:
         self.model, self.extra, self.max_tokens_name = model, dict(extra or {}), max_tokens_name
         self.max_concurrency, self.timeout_s, self.max_retries = max_concurrency, timeout_s, max_retries
         self.backoff, self.rate_limit = backoff or Backoff(first_s=0.5, max_s=60.0), RateLimit(requests_per_minute)
+        self._is_failing = False
         self._clients = AsyncClients(bearer(api_key), max_concurrency, use_proxy=not is_local(base_url))
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
@@ -84,7 +89,7 @@ class ChatAPIPolicy:
         Raises:
             ContextFullError: If the conversation does not fit the model's context.
             InvalidConfigError: If the API refuses the key or the request.
-            ModelError: If the API does not have the model.
+            ModelError: If the API does not have the model, or its answer is not a chat completion.
             BridgeError: If no attempt succeeded.
         """
         body = chat_request(self.model, messages, tools, params, max_tokens_name=self.max_tokens_name) | self.extra
@@ -96,7 +101,7 @@ class ChatAPIPolicy:
         """Close the connections."""
         await self._clients.aclose()
 
-    async def _try(self, body: Mapping[str, Any]) -> Any:
+    async def _try(self, body: Mapping[str, Any]) -> Answer:
         seed = int.from_bytes(hashlib.blake2b(repr(body).encode(), digest_size=8).digest(), "little")
         last: RetryableError | None = None
         for attempt in range(self.max_retries + 1):
@@ -105,13 +110,18 @@ class ChatAPIPolicy:
             await asyncio.sleep(self.rate_limit.reserve(time.monotonic()))
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    return await self._clients.post(self.url, body)
+                    answer = await self._clients.post(self.url, body)
+                self._is_failing = False
+                return answer
             except TimeoutError:
                 last = RetryableError(f"{self.url} did not answer within timeout_s={self.timeout_s:g} s.")
             except RetryableError as error:
                 last = error
                 if error.is_busy and error.asked_s is not None:
                     self.rate_limit.hold(time.monotonic() + error.asked_s)
+            if not self._is_failing and not last.is_busy:
+                _LOG.warning("%s failed; its turns are tried again. %s", self.url, last)
+            self._is_failing |= not last.is_busy
         raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
 
 
@@ -159,38 +169,32 @@ def chat_request(
     return {name: value for name, value in body.items() if value is not None}
 
 
-def chat_message(answer: Any) -> Message:
+def chat_message(answer: Answer) -> Message:
     """Return the message in an API's answer.
 
     Separate reasoning goes into `metadata["reasoning"]`; it is not part of the reply. A call whose arguments are not a
     JSON object stays in the content as text. So it fails in the environment, which tells the model the reason.
 
-    Args:
-        answer: The answer's JSON.
-
     Raises:
-        ModelError: If the answer has no message.
+        ModelError: If the answer has no message, or a field of another form. The error has the field's name.
     """
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
-        raise ModelError(f"the API's answer has no message: {str(answer)[:200]}")
-    content, calls = _text_of(message.get("content")), []
-    for function, call_id in _functions(message.get("tool_calls")):
-        name, written = str(function.get("name") or ""), function.get("arguments")
+    choice = answer["choices"].items()[0]
+    message = choice["message"]
+    content, calls = _text_of(message["content"]), []
+    for call in message["tool_calls"].items(least=0) if message["tool_calls"] else ():
+        name, written = call["function"]["name"].text(), call["function"]["arguments"].value
         arguments = _json_object(written)
         if arguments is None:
             raw = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
             content = f"{content}\n{raw}" if content else raw
         else:
-            calls.append(ToolCall(name, arguments, call_id))
+            calls.append(ToolCall(name, arguments, call["id"].text() if call["id"] else None))
     metadata: dict[str, Any] = {}
-    reasoning = message.get("reasoning") or message.get("reasoning_content")
-    if reasoning:
-        metadata["reasoning"] = str(reasoning)
-    if choice.get("finish_reason"):
-        metadata["finish_reason"] = str(choice["finish_reason"])
+    for reasoning in (message["reasoning_content"], message["reasoning"]):
+        if reasoning.value:
+            metadata["reasoning"] = reasoning.text()
+    if reason := choice["finish_reason"]:
+        metadata["finish_reason"] = reason.text()
     return Message("assistant", content, tuple(calls), metadata=metadata)
 
 
@@ -218,43 +222,21 @@ def _to_api(message: Message) -> dict[str, Any]:
     return out
 
 
-def _functions(tool_calls: Any) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """Yield the function and the id of each call in an answer.
-
-    Raises:
-        ModelError: If one is not a valid call.
-    """
-    for item in tool_calls if isinstance(tool_calls, list) else [tool_calls] * bool(tool_calls):
-        function = (item.get("function") or {}) if isinstance(item, Mapping) else None
-        if not isinstance(function, Mapping):
-            raise ModelError(f"the API's answer has an invalid tool call: {item!r:.80}")
-        call_id = item.get("id")
-        yield function, None if call_id is None else str(call_id)
-
-
-def _text_of(content: Any) -> str:
+def _text_of(content: Answer) -> str:
     """Return the text of a message's content, which is a string, nothing, or a list of parts."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+    if not content:
+        return ""
+    if isinstance(content.value, str):
+        return content.value
+    texts = [part["text"] for part in content.items(least=0)]
+    return "".join(text.text() for text in texts if text)
 
 
 def _json_object(written: Any) -> dict[str, Any] | None:
     if isinstance(written, Mapping):
         return dict(written)
     try:
-        value = json.loads(written or "{}", parse_constant=_refuse, parse_float=_finite)
-    except (TypeError, ValueError, RecursionError):
+        value = strict_json("{}" if written in (None, "") else written)
+    except (TypeError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _finite(written: str) -> float:
-    """Return a number; raise for one like 1e999, which would be infinite."""
-    value = float(written)
-    return value if math.isfinite(value) else _refuse(written)
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")

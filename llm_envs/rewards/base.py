@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from llm_envs.errors import BridgeError, InvalidConfigError, JudgeError, SandboxError
 from llm_envs.parsers import ParsedReply, Parser, parse_reply
+from llm_envs.problems import as_number
 from llm_envs.rewards.words import copied_words, final_reply, final_words, prompt_texts, split_words
 from llm_envs.types import Trajectory
 
@@ -294,11 +295,9 @@ def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
         if part in components:
             raise InvalidConfigError(f"two reward functions return a part called {part!r}: rename one of them.")
         try:
-            components[str(part)] = float(value)
-        except (TypeError, ValueError) as error:
-            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; it must be a number.") from error
-        if not math.isfinite(components[str(part)]):
-            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; it must be finite.")
+            components[str(part)] = as_number(value)
+        except TypeError as error:
+            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; {error}.") from error
     return Scored(components)
 
 

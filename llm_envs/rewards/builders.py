@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 from llm_envs.errors import InvalidConfigError
@@ -256,7 +256,7 @@ def passed_share(
 def _is_value(value: str | None, expected: Any) -> bool:
     if value is None:
         return expected is None
-    if value == repr(expected):
+    if value == repr(expected) or (isinstance(expected, set | frozenset) and _is_set(value, expected)):
         return True
     if not isinstance(expected, float) or len(value) > 40:
         return False
@@ -264,3 +264,14 @@ def _is_value(value: str | None, expected: Any) -> bool:
         return math.isclose(float(value), expected, rel_tol=1e-9, abs_tol=1e-12)
     except ValueError:
         return False
+
+
+def _is_set(value: str, expected: Set[Any]) -> bool:
+    """Return whether a text is the `repr` of a set in any order."""
+    before, after = ("frozenset({", "})") if isinstance(expected, frozenset) else ("{", "}")
+    left = {f"{item!r}, " for item in expected}
+    rest = value.removeprefix(before).removesuffix(after) + ", "
+    while (item := next((item for item in left if rest.startswith(item)), None)) is not None:
+        left.remove(item)
+        rest = rest[len(item) :]
+    return not left and not rest and value.startswith(before) and value.endswith(after)

@@ -48,7 +48,10 @@ def length_of(trajectory: Trajectory, unit: Unit = "tokens") -> int:
     if unit in ("tokens", "completion_tokens"):
         if not trajectory.rows and trajectory.turns:
             raise InvalidConfigError("the trajectory has no tokens (a text-only policy): use words or characters.")
-        return trajectory.n_sampled_tokens if unit == "tokens" else trajectory.n_completion_tokens
+        if unit == "completion_tokens":
+            return trajectory.n_completion_tokens
+        repeated: int = trajectory.metadata.get("fork", {}).get("sampled_tokens", 0)  # the turns before a branch
+        return repeated + trajectory.n_sampled_tokens
     if unit not in _UNITS:
         raise InvalidConfigError(f"unit is {unit!r}; known are {', '.join(_UNITS)}.")
     text = own_words(trajectory)

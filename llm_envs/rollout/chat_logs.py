@@ -11,7 +11,8 @@ format, encoded like an oracle's reply: mask True and NaN log-probabilities. Eve
 | `refusal` without content | content |
 | role `developer` | `system` |
 | role `function`, or `tool` with a `tool_call_id` | `tool`, with the name of the function that was called |
-| several assistant messages in a row | one turn, joined by line breaks |
+| an assistant's thinking, text and calls in separate messages, in this order | one turn |
+| other assistant messages in a row | separate turns, with the template's text between |
 | results that name their calls, in another order than the calls | in the order of the calls |
 | an assistant's message with `weight: 0`, or before any other message | context: not trained on |
 | messages after the assistant's last | the final observation, without a reply |
@@ -88,8 +89,8 @@ def from_messages(
         reward: Reward of the whole conversation; None leaves it unscored.
         is_success: None: whether the reward is at least 1.
         context: How many messages at the start are context, including assistant messages; the template renders them.
-        keep_thinking: False drops the thinking, for a model that does not think. (A template without a place for
-            thinking would make it part of the text.)
+        keep_thinking: False drops the thinking, for a model that does not think; so does a codec whose template closes
+            it (`ChatCodec.closes_thinking`). (A template without a place for thinking would make it part of the text.)
         one_call_a_turn: Split a turn with several calls into several turns, each with its result, for a model that
             writes one call per turn (GPT-OSS).
         history: "append": each turn stays as it was written. "template": a new row begins where the template would show
@@ -104,8 +105,9 @@ def from_messages(
     """
     reward = _reward(reward)
     # Join before sorting: the results after joined messages may answer calls of any of them.
-    log = _in_order(_joined([read_entry(index, message) for index, message in enumerate(messages)]))
-    if not keep_thinking:
+    entries = [read_entry(index, message) for index, message in enumerate(messages)]
+    log = _in_order(_joined(entries, joins=_is_rest_of_turn))
+    if not keep_thinking or getattr(codec, "closes_thinking", False):
         log = [replace(entry, thinking=None) for entry in log]
     if one_call_a_turn:
         log = _one_call_a_turn(log)
@@ -314,11 +316,26 @@ def _in_order(log: Sequence[LogEntry]) -> list[LogEntry]:
     return out
 
 
-def _joined(log: Sequence[LogEntry]) -> list[LogEntry]:
-    """Return the log with consecutive assistant messages joined: templates expect another message between two."""
+def _is_rest_of_turn(last: LogEntry, entry: LogEntry) -> bool:
+    """Return whether an assistant message can be the rest of the turn before it: of thinking, then text, then calls."""
+    said, following = ([bool(part) for part in (e.thinking, e.content, e.calls)] for e in (last, entry))
+    if last.trained != entry.trained or (said[1] and following[1]):
+        return False
+    return not any(any(following[:place]) for place, has_part in enumerate(said) if has_part)
+
+
+def _joined(
+    log: Sequence[LogEntry], *, joins: Callable[[LogEntry, LogEntry], bool] = lambda last, entry: True
+) -> list[LogEntry]:
+    """Return the log with consecutive assistant messages joined, which templates may refuse in a prompt.
+
+    Args:
+        log: The entries.
+        joins: Whether an assistant's message and the next one are joined.
+    """
     out: list[LogEntry] = []
     for entry in log:
-        if not (out and out[-1].role == entry.role == "assistant"):
+        if not (out and out[-1].role == entry.role == "assistant" and joins(out[-1], entry)):
             out.append(entry)
             continue
         last = out[-1]
@@ -328,7 +345,7 @@ def _joined(log: Sequence[LogEntry]) -> list[LogEntry]:
             content="\n".join(text for text in (last.content, entry.content) if text),
             thinking="\n".join(thoughts) if thoughts else None,
             calls=last.calls + entry.calls,
-            trained=last.trained and entry.trained,  # a joined turn is one span: all of it is trained on, or nothing
+            trained=last.trained and entry.trained,
         )
     return out
 
@@ -408,7 +425,7 @@ def _assistant_text(entry: LogEntry, parser: Callable[[str], Any]) -> str:
 
 
 def _first_turn(log: Sequence[LogEntry], context: int) -> int:
-    """Return the position of the first assistant turn that is not context. Such turns are never adjacent."""
+    """Return the position of the first assistant turn that is not context."""
     for place, entry in enumerate(log):
         if entry.role == "assistant" and place > 0 and entry.index >= context:
             return place
@@ -433,8 +450,9 @@ def _replay(
         if message.role != "assistant":
             observed.append(message)
             continue
-        # `observed` is empty before the first turn, because `begin` has encoded those messages as the prompt.
-        if observed:
+        # `begin` has encoded the messages before the first turn as the prompt. Between two replies in a row the
+        # template writes the end of the first and the start of the second.
+        if place > start:
             transcript.append_observation(tuple(observed))
             observed = []
         try:

@@ -6,11 +6,11 @@ All of them raise an `EnvContractError`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.errors import EnvContractError
+from llm_envs.problems import as_flag, as_number
 from llm_envs.types import ToolResult
 
 __all__ = ["check_components", "check_results", "check_success", "check_tools"]
@@ -22,24 +22,20 @@ def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]
     if components is None:
         return {"reward": reward}
     try:
-        checked = {str(name): float(value) for name, value in components.items()}
+        return {str(name): as_number(value) for name, value in components.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvContractError(
-            f'info["reward_components"] must map names to numbers, got {components!r:.80}.'
+            f'info["reward_components"] must map names to finite numbers, got {components!r:.80}.'
         ) from error
-    if not all(map(math.isfinite, checked.values())):
-        raise EnvContractError(f'info["reward_components"] is {checked!r:.80}; every component must be finite.')
-    return checked
 
 
 def check_success(info: Mapping[str, Any]) -> bool:
     """Return whether the environment reports that the task was solved; the default is False."""
     value = info.get("is_success", False)
-    # An array or an object of the environment may raise anything when it is converted.
     try:
-        return bool(value)
-    except Exception as error:
-        raise EnvContractError(f'info["is_success"] is {value!r:.80}; it must be a bool.') from error
+        return as_flag(value)
+    except TypeError as error:
+        raise EnvContractError(f'info["is_success"] is {value!r:.80}; {error}.') from error
 
 
 def check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:

@@ -121,7 +121,9 @@ def replies_of(trajectory: Trajectory) -> tuple[Message, ...]:
 def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
     """Return an episode that went on from a turn of another: the turns before it are context, with mask False.
 
-    `metadata["fork"]` has the other's group and member, and the turn.
+    `metadata["fork"]` has the other's group and member, the turn, and what the new rows do not show: the tokens that
+    the policy wrote before the turn (`sampled_tokens`), and the episode's length from its first prompt on
+    (`completion_tokens`).
     """
     first: dict[int, int] = {}  # row -> its first new span
     for played in member.turns[turn:]:
@@ -135,7 +137,13 @@ def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
         else:
             turns.append(replace(played, row=kept.index(played.row), span=played.span - first[played.row]))
     rows = tuple(_with_context(member.rows[index], first[index]) for index in kept)
-    fork = {"group_id": origin.group_id, "member": origin.member, "turn": turn}
+    fork = {
+        "group_id": origin.group_id,
+        "member": origin.member,
+        "turn": turn,
+        "sampled_tokens": member.n_sampled_tokens - sum(int(row.mask.sum()) for row in rows),
+        "completion_tokens": member.n_completion_tokens,
+    }
     return replace(member, rows=rows, turns=tuple(turns), metadata={**member.metadata, "fork": fork})
 
 

@@ -23,13 +23,14 @@ from typing import Any
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.policies.base import Policy
+from llm_envs.problems import as_number
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.staleness import weight_version_of
 from llm_envs.rollout.token_transcript import History
 from llm_envs.rollout.workers.pool import WorkerPool
-from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, check_reset, check_step
+from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, check_reset, check_step, close_env
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EnvFactory, EpisodeSpec, SeedSource
 from llm_envs.tracking.stats import CollectorStats
@@ -282,7 +283,7 @@ class _Match:
     async def step(self, seat: int, action: str) -> Step:
         observation, _, terminated, truncated, info = step = check_step(self.env().step(action))
         for each, reward in enumerate(self._each(info, "rewards")):
-            self._owed[each] += float(reward)
+            self._owed[each] += as_number(reward)
         if terminated or truncated:
             self._each(info, "observations")
             self._end = step
@@ -300,8 +301,7 @@ class _Match:
     def close(self) -> None:
         env, self._env = self._env, None
         if env is not None:
-            with suppress(Exception):
-                env.close()
+            close_env(env)
 
     async def _wait(self, seat: int) -> Step:
         """Wait for a seat's next turn, or the end; return what a step gives it."""

@@ -29,8 +29,21 @@ Play = Callable[[Sequence[Sequence[EpisodeSpec]]], Sequence[TrajectoryGroup]]
 
 
 def n_roots(share: float, group_size: int) -> int:
-    """Return how many members of a group begin anew if this share of them are branches; at least one does."""
-    return max(1, group_size - round(share * group_size))
+    """Return how many members of a group begin anew if this share of them are branches: at least two.
+
+    With one root, its first turn would have no other episode to be compared with, and a filter of groups, which sees
+    only roots, no spread.
+
+    Raises:
+        InvalidConfigError: If the share is above 0 and leaves no branch.
+    """
+    n = max(2, group_size - round(share * group_size)) if share else group_size
+    if share and n >= group_size:
+        raise InvalidConfigError(
+            f"branches={share} of a group of {group_size} episodes gives no branch, because two at least begin anew: "
+            "take larger groups or a greater share, or set branches=0."
+        )
+    return n
 
 
 def grow(

@@ -28,14 +28,11 @@ from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import FinishReason, KeptTokens, Message, Sampled, SamplingParams, VersionSpan
+from llm_envs.types.sampling import MAX_LOGP, MIN_LOGP
 
 __all__ = ["SampledTurn", "TimeIsUp", "TurnSampler", "join_pieces"]
 
 T = TypeVar("T")
-
-
-MAX_LOGP = 1e-3
-"""A log-probability is at most 0; this allows for an engine's rounding."""
 
 
 class TimeIsUp(Exception):
@@ -203,8 +200,11 @@ class TurnSampler:
             raise RuntimeError(f"the policy wrote {len(sampled.token_ids)} tokens of at most {params.max_new_tokens}.")
         if not np.isfinite(sampled.logps).all():
             raise ValueError("the policy gave a sampled token a log-probability that is not finite.")
-        if len(sampled.logps) and sampled.logps.max() > MAX_LOGP:
-            raise ValueError(f"the policy gave a sampled token the log-probability {sampled.logps.max():g}, above 0.")
+        for logp in (sampled.logps.max(), sampled.logps.min()) if len(sampled.logps) else ():
+            if not MIN_LOGP <= logp <= MAX_LOGP:
+                raise ValueError(
+                    f"the policy gave a sampled token the log-probability {logp:g}; it must be from {MIN_LOGP:g} to 0."
+                )
         return sampled
 
     def _unsampled(self, text: str, message: Message) -> SampledTurn:

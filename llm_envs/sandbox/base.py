@@ -37,7 +37,7 @@ class SandboxLimits:
     """Resources of one session. Every limit holds in every backend unless its text restricts that."""
 
     timeout_s: float = 5.0
-    """Longest time of one run, seconds of wall-clock time. A run returns at most about a second later."""
+    """Longest time of one run, seconds. Time in which the code waits for a processor does not count."""
     memory_bytes: int = 256 * _MEBIBYTE
     """Most memory of a session's interpreter, on top of the interpreter itself."""
     recursion_depth: int = 1_000

@@ -9,7 +9,8 @@
    that had no processor gets more time. After `_ATTEMPTS` runs, or the longest time, it raises `SandboxError`.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
    the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
-5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
+5. Only text leaves a worker, made there under its limits (`last_value`). A value that the code has made is never built
+   in this process: its hash may take for ever.
 
 Monty is a subset of Python: no `yield`, no third-party packages, and only part of the standard library. `time.sleep`
 returns at once.
@@ -29,7 +30,7 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes import LONGEST, forget_after_fork, processors
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -42,8 +43,8 @@ from llm_envs.sandbox.base import (
     describe,
     run_in_thread,
 )
-from llm_envs.sandbox.rendering import render
-from llm_envs.sandbox.time_limit import LONGEST, TimeLimit, TimeLimits
+from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
+from llm_envs.sandbox.time_limit import TimeLimit, TimeLimits
 
 __all__ = ["MontySandbox", "MontySession"]
 
@@ -268,9 +269,9 @@ class _Feed:
                 self._why_again = ""
                 try:
                     with _TIME_LIMITS.hold(pid, self._limits.timeout_s) as limit:
-                        value = worker.feed_run(code, print_callback=printed)
+                        value = self._evaluate(worker, code, printed)
                     if value is not None:
-                        outcome["value"] = render(value, self._limits.output_characters)
+                        outcome["value"] = value
                 except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
                     outcome = self._explain(error, printed)
                 if not outcome.get("stopped"):
@@ -291,6 +292,26 @@ class _Feed:
                 "Is this machine overloaded?"
             )
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
+
+    def _evaluate(self, worker: Any, code: str, printed: _Printed) -> str | None:
+        """Run code and return the `repr` of its last expression, which the worker writes; None without a value."""
+        changed = store_value(code, self._limits.output_characters + 1)
+        if changed is not None:
+            try:
+                self._execute(worker, changed, printed)
+                text = str(worker.feed_run(READ))
+                return None if text == "None" else text
+            except self._monty.MontySyntaxError as error:
+                if any(frame.function_name for frame in error.traceback()):  # not of the parser: the code has run
+                    raise
+        self._execute(worker, code, printed)
+        return None
+
+    def _execute(self, worker: Any, code: str, printed: _Printed) -> None:
+        """Run code. `feed_run` would build the value that the code returns, here."""
+        step = worker.feed_start(code, inputs={VARIABLE: None}, print_callback=printed)
+        while not isinstance(step, self._monty.MontyComplete):
+            step = step.resume_auto()  # refuses it: nothing of the host is offered to the code
 
     def _can_go_on(self) -> bool:
         """Return whether code has room to run beside the variables as they were before."""
@@ -313,9 +334,9 @@ class _Feed:
 
     def _explain(self, error: Any, printed: _Printed) -> dict[str, Any]:
         """Return the exception of the code, or the limit that ended it."""
-        text = str(error.display("traceback")) if hasattr(error, "display") else str(error)
+        text = without_changes(str(error.display("traceback")) if hasattr(error, "display") else str(error))
         head, _, last = text.rpartition("\n")
-        name = last.partition(":")[0].strip() or type(error.exception()).__name__
+        name = last.partition(":")[0].strip() or type(error).__name__
         traceback = cut_front(text, _TRACEBACK_CHARACTERS)
         stopped: SandboxStop | None = None
         if printed.is_flood:

@@ -1,6 +1,6 @@
 """The time limit of a worker process: a thread of the host kills a worker that is over it.
 
-A busy machine is not the code's fault. A worker that had less than half of its limit on a processor gets more time,
+A busy machine is not the code's fault. A worker that had less than `ENOUGH` of its limit on a processor gets more time,
 until it had that or `LONGEST` is reached. So code is over its time on a busy machine if it is so on a free one.
 """
 
@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_envs.processes import cpu_seconds, forget_after_fork
+from llm_envs.processes import LONGEST, cpu_seconds, forget_after_fork
 
-__all__ = ["LONGEST", "STEP", "TimeLimit", "TimeLimits"]
+__all__ = ["ENOUGH", "STEP", "TimeLimit", "TimeLimits"]
 
-LONGEST = 30
-"""Longest time of a run that had no processor, in multiples of its time limit."""
+ENOUGH = 0.9
+"""Share of its limit that a run must have had on a processor. Below 1: on a free machine, too, a little is lost."""
 STEP = 0.25
 """How much more time it gets before the next look, in multiples of its time limit."""
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -43,14 +43,14 @@ class TimeLimit:
 
     @property
     def was_starved(self) -> bool:
-        """Whether the worker was killed although it never had a processor for half of its limit."""
-        return self.is_killed and self.used_s < self.timeout_s / 2
+        """Whether the worker was killed although it never had a processor for `ENOUGH` of its limit."""
+        return self.is_killed and self.used_s < ENOUGH * self.timeout_s
 
     def check(self) -> None:
         """Kill the worker, or extend the limit because it had no processor."""
         used_s = cpu_seconds(self.pid)
         self.used_s = self.timeout_s if used_s is None else used_s - self.used_before_s
-        if self.used_s < self.timeout_s / 2 and self.given_s < LONGEST * self.timeout_s:
+        if self.used_s < ENOUGH * self.timeout_s and self.given_s < LONGEST * self.timeout_s:
             self.given_s += STEP * self.timeout_s
             self.deadline += STEP * self.timeout_s
             return

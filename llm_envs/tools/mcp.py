@@ -23,13 +23,14 @@ import tempfile
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import numpy as np
 
-from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, public_address
 from llm_envs.tools.background_loop import LimitReached, is_present, wait
 from llm_envs.tools.base import Tool
 from llm_envs.tools.toolset import Toolset
@@ -41,6 +42,8 @@ _CLOSE_S = 10.0
 _GONE = "the tool's server has gone away"
 """The model reads this, so it contains no command line."""
 _MAX_PAGES = 100
+_SHORTEST_SECRET = 6
+"""Shorter values are words, not secrets."""
 _TAIL = 500
 """Characters of a server's error output that a message quotes."""
 
@@ -84,7 +87,9 @@ def mcp_tools(
         InvalidConfigError: If not exactly one of `command` and `url` is given, or an option does not go with it.
     """
     if (command is None) == (url is None):
-        raise InvalidConfigError(f"mcp_tools: command is {command!r} and url {url!r}; give one of them.")
+        raise InvalidConfigError(
+            f"mcp_tools: command is {command!r} and url {url and public_address(url)!r}; give one of them."
+        )
     if url is not None and (args or env or cwd):
         raise InvalidConfigError("mcp_tools: args, env and cwd are for a command, not for a url.")
     if command is not None and headers:
@@ -92,27 +97,54 @@ def mcp_tools(
     if shared and restart:
         raise InvalidConfigError("mcp_tools: a shared server cannot restart with each environment's episode.")
     if isinstance(args, str):
-        raise InvalidConfigError(f"mcp_tools: args is {args!r}; it must be a list.")
+        raise InvalidConfigError("mcp_tools: args is a text; it must be a list.")
     _import_mcp()
     server = _Server(command, tuple(args), dict(env or {}), url, dict(headers or {}), cwd, connect_timeout_s)
     chosen = None if include is None else tuple(include)
     return McpToolset(server, timeout_s=timeout_s, include=chosen, parallel=parallel, shared=shared, restart=restart)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Server:
     """A server, and how to reach it."""
 
     command: str | None
     args: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, str]
     url: str | None
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Mapping[str, str]
     cwd: str | None
     connect_timeout_s: float
 
+    def __repr__(self) -> str:
+        return f"<MCP server {self}>"
+
     def __str__(self) -> str:
-        return self.url or " ".join([str(self.command), *self.args])
+        """Name the server without what may be a secret: errors are stored with episodes."""
+        if self.url is not None:
+            return public_address(self.url)
+        hidden = f" with {len(self.args)} arguments" if self.args else ""
+        return f"{self.command}{hidden}"
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text without the parts of an address, the arguments and the values that may be secrets.
+
+        The first argument (a script, a package) and the names of options are kept, unless they are addresses.
+        """
+        if self.url is not None:
+            text = text.replace(self.url, str(self)).replace(quote(self.url, safe="/:?=&"), str(self))
+        secrets = [*self.env.values(), *_parts(self.url or "")]
+        for value in self.headers.values():
+            secrets += [value, value.rpartition(" ")[2]]
+        for number, argument in enumerate(self.args):
+            is_option = argument.startswith("-")
+            if "://" in argument:
+                secrets += [argument, *_parts(argument)]
+            elif is_option or number:
+                secrets.append(argument.partition("=")[2] if is_option else argument)
+        for secret in sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
 
 
 class McpToolset(Toolset):
@@ -336,12 +368,17 @@ class _Connection:
         if isinstance(error, TimeoutError):
             reason = f"it did not answer within connect_timeout_s={self.server.connect_timeout_s:g} s"
         else:
-            reason = f"{type(error).__name__}: {error}"
+            reason = self.server.without_secrets(f"{type(error).__name__}: {error}")
         output.seek(0)
         wrote = output.read().strip()
-        return f"the MCP server {self.server} cannot be reached: {reason}" + (
-            f"; it wrote: {wrote[-_TAIL:]}" * bool(wrote)
-        )
+        said = f"{reason}; it wrote: {self.server.without_secrets(wrote)[-_TAIL:]}" if wrote else reason
+        return f"the MCP server {self.server} cannot be reached: {said}"
+
+
+def _parts(url: str) -> list[str]:
+    """Return the user, the password, the query and its values of an address."""
+    parts = urlsplit(url)
+    return [parts.netloc.rpartition("@")[0], parts.password or "", parts.query, *(v for _, v in parse_qsl(parts.query))]
 
 
 def _import_mcp() -> Any:

@@ -15,7 +15,7 @@ from llm_envs.tracking.loggers import (
     visible_text,
     wandb_logger,
 )
-from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.tracking.metrics import average_metrics, metric_totals, metrics_by, trajectory_metrics
 from llm_envs.tracking.run_logger import tracker_logger
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "console_logger",
     "csv_logger",
     "jsonl_logger",
+    "metric_totals",
     "metrics_by",
     "multi_logger",
     "read_metrics",

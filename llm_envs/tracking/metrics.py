@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from llm_envs.types import StopReason, Trajectory
 
-__all__ = ["average_metrics", "metrics_by", "trajectory_metrics"]
+__all__ = ["add_totals", "average_metrics", "metric_totals", "metrics_by", "trajectory_metrics"]
+
+T = TypeVar("T", bound=Mapping[str, object])
+
+_COUNTS = ("episodes", "errored")
 
 
 def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -25,72 +30,90 @@ def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         there was one), `tool_calls`, `tool_success` (share of the calls; only if there was one), and `stop/<reason>`
         (share of the episodes).
     """
+    return _means(metric_totals(trajectories))
+
+
+def metric_totals(trajectories: Iterable[Trajectory]) -> dict[str, tuple[float, float]]:
+    """Return the metrics of episodes as sums that can be added: `name -> (sum, number of episodes or calls)`.
+
+    `average_metrics` makes metrics of the totals of several processes. Counts are sums with the number 1.
+    """
     everything = list(trajectories)
     scored = [trajectory for trajectory in everything if trajectory.status == "ok"]
-    metrics = {"episodes": float(len(everything)), "errored": float(len(everything) - len(scored))}
+    totals = {"episodes": (float(len(everything)), 1.0), "errored": (float(len(everything) - len(scored)), 1.0)}
     if not scored:
-        return metrics
-    metrics["success"] = _mean([bool(trajectory.is_success) for trajectory in scored])
-    metrics["reward"] = _mean([trajectory.reward for trajectory in scored])
-    metrics |= _component_means(scored)
-    metrics["turns"] = _mean([trajectory.n_steps for trajectory in scored])
-    metrics["sampled_tokens"] = _mean([trajectory.n_sampled_tokens for trajectory in scored])
-    if any(trajectory.n_forks for trajectory in scored):
-        metrics["forks"] = _mean([trajectory.n_forks for trajectory in scored])
+        return totals
     calls = [result.success for trajectory in scored for result in trajectory.tool_results]
-    metrics["tool_calls"] = len(calls) / len(scored)
-    if calls:
-        metrics["tool_success"] = _mean(calls)
+    values: dict[str, Sequence[float]] = {
+        "success": [bool(trajectory.is_success) for trajectory in scored],
+        "reward": [trajectory.reward for trajectory in scored],
+        **_components(scored),
+        "turns": [trajectory.n_steps for trajectory in scored],
+        "sampled_tokens": [trajectory.n_sampled_tokens for trajectory in scored],
+        "forks": [trajectory.n_forks for trajectory in scored],
+        "tool_calls": [len(trajectory.tool_results) for trajectory in scored],
+        "tool_success": calls,
+    }
+    totals |= {name: (float(sum(numbers)), float(len(numbers))) for name, numbers in values.items()}
     stops = Counter(trajectory.stop_reason for trajectory in scored)
-    metrics |= {f"stop/{reason.value}": stops[reason] / len(scored) for reason in StopReason if stops[reason]}
-    return metrics
+    return totals | {f"stop/{reason.value}": (float(n), float(len(scored))) for reason, n in sorted(stops.items())}
 
 
 def metrics_by(
-    trajectories: Iterable[Trajectory], labels_of: Callable[[Trajectory], Iterable[str]]
-) -> dict[str, dict[str, float]]:
+    trajectories: Iterable[Trajectory],
+    labels_of: Callable[[Trajectory], Iterable[str]],
+    metrics_of: Callable[[Sequence[Trajectory]], T] = trajectory_metrics,  # type: ignore[assignment]
+) -> dict[str, T]:
     """Summarise episodes by label: label -> the `trajectory_metrics` of its episodes.
 
     Args:
         trajectories: Episodes.
         labels_of: An episode -> its labels.
+        metrics_of: Summarises the episodes of a label, such as `metric_totals`.
     """
     parts: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         for label in labels_of(trajectory):
             parts.setdefault(label, []).append(trajectory)
-    return {label: trajectory_metrics(part) for label, part in parts.items()}
+    return {label: metrics_of(part) for label, part in parts.items()}
 
 
-def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the `trajectory_metrics` of several processes: counts add up, means are weighted by scored episodes.
+def average_metrics(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """Return the metrics of the episodes of several processes together: those of one process with all of them.
 
     Args:
-        parts: One mapping per process. A stop reason missing from one counts as 0 there; other missing metrics are
-            averaged over the processes that have them.
+        parts: The `metric_totals` of each process.
+
+    Returns:
+        As `trajectory_metrics`; a stop reason that no episode had is 0.
     """
-    out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
-    every_stop = {f"stop/{reason.value}" for reason in StopReason}  # a reason that is left out cannot be averaged
-    weights = [part["episodes"] - part["errored"] for part in parts]
-    names = {name for part in parts for name in part} | (every_stop if any(weights) else set())
-    for name in sorted(names - out.keys()):
-        pairs = [
-            (part.get(name, 0.0), weight)
-            for part, weight in zip(parts, weights, strict=True)
-            if weight and (name in part or name.startswith("stop/"))
-        ]
-        out[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-    return out
+    return _means(add_totals(parts))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def add_totals(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Return the `metric_totals` of all parts together; those of a stop reason that no episode had are 0."""
+    merged: dict[str, tuple[float, float]] = {}
+    for part in parts:
+        for name, (total, n) in part.items():
+            before, n_before = merged.get(name, (0.0, 0.0))
+            merged[name] = before + total, 1.0 if name in _COUNTS else n_before + n
+    n_scored = merged.get("reward", (0.0, 0.0))[1]
+    if n_scored:  # every part counts all of its scored episodes, also without this reason
+        stops = sorted(f"stop/{reason.value}" for reason in StopReason)
+        merged |= {name: (merged.get(name, (0.0, 0.0))[0], n_scored) for name in stops}
+    return merged
 
 
-def _component_means(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Average each component over the episodes that have it, because tasks declare different ones."""
+def _means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the means; `forks` only if there was one."""
+    shown = {name: pair for name, pair in totals.items() if pair[1] and (name != "forks" or pair[0])}
+    return {name: total / n for name, (total, n) in shown.items()}
+
+
+def _components(scored: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return each component of the episodes that have it, because tasks declare different ones."""
     values: dict[str, list[float]] = {}
     for trajectory in scored:
         for name, value in trajectory.components.items():
             values.setdefault(f"reward/{name}", []).append(value)
-    return {name: _mean(values[name]) for name in sorted(values)}
+    return {name: values[name] for name in sorted(values)}

@@ -10,10 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FinishReason", "IdArray", "KeptTokens", "Sampled", "SamplingParams", "VersionSpan", "spans_of_changes"]
+__all__ = [
+    "MAX_LOGP",
+    "MIN_LOGP",
+    "FinishReason",
+    "IdArray",
+    "KeptTokens",
+    "Sampled",
+    "SamplingParams",
+    "VersionSpan",
+    "spans_of_changes",
+]
 
 IdArray = npt.NDArray[np.int32]
 """Token ids, shape (T,)."""
+MAX_LOGP = 1e-3
+"""A log-probability is at most 0; this allows for an engine's rounding."""
+MIN_LOGP = -1000.0
+"""Lowest log-probability of a sampled token. Float32, in which engines sample, has no probability below e**-104; some
+engines write -9999 or less where they have no number."""
 
 
 class FinishReason(StrEnum):
@@ -143,7 +158,9 @@ class Sampled:
     """Spans of all tokens, in order, if the weights changed during the turn. Empty: all have `weight_version`."""
 
     def __post_init__(self) -> None:
-        """Check that the two arrays have the same shape."""
+        """Check that the ids are whole numbers, and that the two arrays have the same shape."""
+        if self.token_ids.dtype.kind not in "iu":
+            raise ValueError(f"Sampled: token_ids has the dtype {self.token_ids.dtype}; it must be of whole numbers.")
         if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
             raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
 

@@ -112,6 +112,9 @@ class Turn:
     """Index into that row's `spans`."""
     finish_reason: FinishReason = FinishReason.STOP
     weight_versions: tuple[VersionSpan, ...] = ()
+    """The versions that sampled its tokens. After an update vLLM continues a turn from keys and values of old weights.
+    No version then gives the log-probabilities of the tokens that follow: on a tiny model they differ by nats. The
+    recorded ones are those of sampling, so importance weights are right."""
     tool_results: tuple[ToolResult, ...] = ()
     is_summary: bool = False
     """Whether the policy summarised its history (`llm_envs.chat.Summarize`): the environment never saw this turn."""
@@ -185,8 +188,12 @@ class Trajectory:
 
     @property
     def n_completion_tokens(self) -> int:
-        """Tokens after the longest row's prompt, including observations; `max_completion_tokens` limits this."""
-        return max((len(row) - row.prompt_length for row in self.rows), default=0)
+        """Tokens after the longest row's prompt, including observations; `max_completion_tokens` limits this.
+
+        A branch (`llm_envs.rollout.branch`) counts from its origin's first reply, as the limit does.
+        """
+        whole: int | None = self.metadata.get("fork", {}).get("completion_tokens")
+        return max((len(row) - row.prompt_length for row in self.rows), default=0) if whole is None else whole
 
     @property
     def is_cut(self) -> bool:

@@ -19,6 +19,7 @@ import gymnasium as gym
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_reply
+from llm_envs.problems import as_number
 from llm_envs.rewards import weighted_sum
 from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
 from llm_envs.tools.executor import Toolbox, run_calls
@@ -119,7 +120,7 @@ class StepCost(TextWrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         return (
             observation,
-            float(reward) - self._cost,
+            as_number(reward) - self._cost,
             terminated,
             truncated,
             _with_component(info, self._component, 1.0),
@@ -159,7 +160,7 @@ class RequireThinking(TextWrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         thinking = "".join((parse_reply(action).thinking or "").split())
         missing = float(len(thinking) < self._min_characters)
-        net = float(reward) - self._cost * missing
+        net = as_number(reward) - self._cost * missing
         return observation, net, terminated, truncated, _with_component(info, self._component, missing)
 
 
@@ -401,7 +402,7 @@ class BestOf(TextWrapper):
     def step(self, action: str) -> Stepped:
         """Take a turn; at the end of an attempt reward it, and begin the next one."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._return += float(reward)
+        self._return += as_number(reward)
         if not (terminated or truncated):
             return observation, 0.0, False, False, {**info, "reward_components": {"best": 0.0}}
         gain = self._return if self._attempt == 1 else max(self._return - self._best, 0.0)

@@ -14,7 +14,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 import llm_envs  # noqa: F401  # registers the tasks
-
 from proof.fidelity.compare import RESULTS as CERTIFICATES
 from proof.fidelity.math_forms import AROUND, BESIDE, RIGHT, WRONG, Form, answers
 from proof.fidelity.published_rules import math_verify
 
-__all__ = ["RESULT", "Judged", "corpus", "judge", "result"]
+__all__ = ["ARGUMENTS", "RESULT", "Judged", "corpus", "judge", "result"]
 
 RESULT = CERTIFICATES / "forms" / "mathematics.json"
 _REPLIES = Path(__file__).resolve().parents[1] / "results" / "baselines"
@@ -36,6 +35,25 @@ _NOT_FOR_DATASET = {"not in lowest terms", "powers"}
 _NOT_FOR_AIME = {"signs"}
 _AIME_KIND = "a whole number"
 _MOST_EXAMPLES = 3
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "LaTeX spaces, fonts, signs of Unicode and units do not change a value": (
+        "right: spaces", "right: fonts", "right: units", "right: things", "right: thousands", "right: signs",
+        "right: degrees", "right: money", "right: roots", "right: products", "right: terms", "right: fractions",
+        "right: mixed", "right: powers", "right: imaginary", "right: bases", "right: repeating", "right: decimals",
+        "right: words", "right: letters", "right: matrices", "right: not in lowest terms",
+    ),
+    "what the value is called does not matter, nor the notation of a set, a pair or an interval": (
+        "right: names", "right: lists", "right: sets", "right: pairs", "right: intervals",
+    ),
+    "a percentage is its hundredth, and the number itself only where percent are asked for": (
+        "right: percent", "wrong: percent", "wrong: degrees", "wrong: degrees and percent",
+    ),
+    "the last box counts after results on the way": ("right: around",),
+    "an answer commits to one value, in the box, outside of thinking": ("wrong: beside", "wrong: hedges"),
+    "an answer must be worked out": ("wrong: not worked out",),
+    "brackets, repeated elements, the base and the seventh decimal belong to the value": ("wrong: values",),
+}  # fmt: skip
+"""Why our verdicts differ from math-verify's, and on which groups of forms."""
 
 
 class Judged(NamedTuple):
@@ -49,7 +67,7 @@ class Judged(NamedTuple):
 
 
 def model_replies() -> list[str]:
-    """Return what the real model of `docs/results/baselines.md` wrote for tasks of mathematics, without its answer."""
+    """Return what the real model of `docs/results/baselines.md` wrote for tasks of mathematics."""
     found = []
     for name in ("Arithmetic", "Units", "WordProblems"):
         record = json.loads((_REPLIES / f"{name}-v0-plain-greedy.json").read_text())
@@ -64,38 +82,36 @@ def corpus(least: int = 40, seed: int = 0) -> Iterator[tuple[str, Form, str]]:
         least: Least number of right and of wrong answers of each kind, for `llm/MATH500-v0`.
         seed: Of the values.
     """
-    rng, model = random.Random(seed), model_replies()
-    wrong_of = {
-        (form.kind, form.target): form.text for form in answers(WRONG, least, 4 * seed) if form.group == "values"
-    }
+    rng, model, first = random.Random(seed), model_replies(), 4 * seed
+    others = {(form.kind, form.target): form.text for form in answers(WRONG, least, first) if form.group == "values"}
 
     def reply(around: str, form: Form) -> str:
-        other = wrong_of.get((form.kind, form.target), "12345")
-        parts = {"m": rng.choice(model), "x": form.text, "w": other}
+        parts = {"m": rng.choice(model), "x": form.text, "w": others.get((form.kind, form.target), "12345")}
         return re.sub("@([mxw])", lambda part: parts[part[1]], around)
 
     for forms in (RIGHT, WRONG):
-        for form in answers(forms, least, 4 * seed):
+        for form in answers(forms, least, first):
             yield "MATH500", form, reply(rng.choice(AROUND), form)
-        for form in answers(forms, least // 2, 4 * seed + 1):
+        for form in answers(forms, least // 2, first + 1):
             if form.group not in _NOT_FOR_DATASET:
                 yield "DatasetMath", form, f"<answer>{form.text}</answer>"
-        for form in answers({_AIME_KIND: forms[_AIME_KIND]}, least, 4 * seed + 2):
+        for form in answers({_AIME_KIND: forms[_AIME_KIND]}, least, first + 2):
             if form.group not in _NOT_FOR_AIME:
                 yield "AIME", form._replace(is_right=forms is RIGHT), reply(rng.choice(AROUND), form)
-    for form in answers({kind: {"plain": ("@target",)} for kind in RIGHT}, 4, 4 * seed + 3):
+    for form in answers({kind: {"plain": ("@target",)} for kind in RIGHT}, 4, first + 3):
         for around in AROUND:
             yield "MATH500", form._replace(group="around", is_right=True), reply(around, form)
         for around in BESIDE:
             yield "MATH500", form._replace(group="beside", is_right=False), reply(around, form)
 
 
-def judge(listed: Iterator[tuple[str, Form, str]]) -> Iterator[Judged]:
+def judge(listed: Iterable[tuple[str, Form, str]]) -> Iterator[Judged]:
     """Yield the verdicts on some replies."""
     envs: dict[str, Any] = {}
     for task, form, reply in listed:
         if task not in envs:
-            envs[task] = gym.make(f"llm/{task}-v0", **({} if task == "DatasetMath" else {"data": "sample"}))  # type: ignore[arg-type]
+            data: dict[str, Any] = {} if task == "DatasetMath" else {"data": "sample"}
+            envs[task] = gym.make(f"llm/{task}-v0", **data)
         problem = {"question": form.question, "answer": form.target}
         envs[task].reset(options={"problem": problem})
         ours = bool(envs[task].step(reply)[4]["is_success"])
@@ -103,30 +119,25 @@ def judge(listed: Iterator[tuple[str, Form, str]]) -> Iterator[Judged]:
         yield Judged(task, form, reply, ours, math_verify(read, problem))
 
 
-def result(judged: list[Judged]) -> dict[str, Any]:
-    """Return the counts by task and kind, and the disagreements by group."""
+def result(judged: Iterable[Judged]) -> dict[str, Any]:
+    """Return the counts by task, and what either side misjudged, by group of forms."""
     tasks: dict[str, Counter[str]] = defaultdict(Counter)
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     examples: dict[str, list[str]] = defaultdict(list)
     for each in judged:
         kind = "right" if each.form.is_right else "wrong"
-        tasks[each.task].update(
-            {kind: 1, f"{kind}, accepted": int(each.ours), f"{kind}, accepted by math-verify": int(each.theirs)}
-        )
-        if each.ours != each.theirs or each.ours != each.form.is_right:
+        tasks[each.task].update({kind: 1, f"{kind}, accepted": int(each.ours)})
+        tasks[each.task].update({f"{kind}, accepted by math-verify": int(each.theirs)})
+        misjudged = each.ours != each.form.is_right, each.theirs != each.form.is_right
+        if any(misjudged):
             name = f"{kind}: {each.form.group}"
-            groups[name].update(
-                ours=int(each.ours != each.form.is_right), math_verify=int(each.theirs != each.form.is_right)
-            )
+            groups[name].update({"ours": int(misjudged[0]), "math-verify": int(misjudged[1])})
             examples[name].append(f"{each.form.text} for {each.form.target}"[:160])
     return {
         "math-verify": version("math-verify"),
         "tasks": {name: dict(sorted(counts.items())) for name, counts in sorted(tasks.items())},
         "misjudged": {
-            name: {
-                **dict(sorted(counts.items())),
-                "examples": examples[name][:: max(1, len(examples[name]) // _MOST_EXAMPLES)][:_MOST_EXAMPLES],
-            }
+            name: {**counts, "examples": examples[name][:: len(examples[name]) // _MOST_EXAMPLES + 1]}
             for name, counts in sorted(groups.items())
         },
     }
@@ -141,18 +152,8 @@ def main() -> None:
     for each in judge(corpus()):
         judged.append(each)
         if show and each.ours != each.form.is_right:
-            print(
-                "refused" if each.form.is_right else "ACCEPTED",
-                each.task,
-                each.form.kind,
-                "|",
-                each.form.group,
-                "|",
-                each.form.target,
-                "|",
-                repr(each.reply if each.form.group in ("around", "beside") else each.form.text),
-                flush=True,
-            )
+            verdict = "refused" if each.form.is_right else "accepted"
+            print(f"{verdict}: {each.task}, {each.form.target!r}: {each.reply!r}", flush=True)
     found = result(judged)
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=True) + "\n")

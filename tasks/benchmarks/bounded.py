@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class BoundedScorer:
     def __init__(self, script: Path) -> None:
         self._script = script
         self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        """The write end of the child's pipe. The child ends when it closes, so also when this process is killed."""
         self.forget()
         forget_after_fork(self)
 
@@ -46,6 +49,7 @@ class BoundedScorer:
         """Start over in a forked child, leaving the parent's process to the parent."""
         self._lock = threading.Lock()
         if self._process is not None:
+            os.close(self._lifeline)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 pipe.close()
@@ -60,15 +64,20 @@ class BoundedScorer:
             timeout_s: Limit in seconds.
 
         Raises:
-            SandboxError: If the child process cannot be started.
+            SandboxError: If the child process cannot be started, or has no processor.
         """
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             process = self._running()
-            with _time_limits().hold(process.pid, timeout_s):
+            with _time_limits().hold(process.pid, timeout_s) as limit:
                 reply = _exchange(process, line)
             if not reply.endswith(b"\n"):
                 self._end()
+                if limit.was_starved:
+                    raise SandboxError(
+                        f"the scorer {self._script.name} had a processor for {limit.used_s:.1f} s of "
+                        f"{limit.given_s:.1f} s. Is this machine overloaded?"
+                    )
                 return None
         found: dict[str, Any] | None = json.loads(reply)
         return found
@@ -77,9 +86,11 @@ class BoundedScorer:
         if self._process is not None:
             return self._process
         environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "HOME") if name in os.environ}
+        end, lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", str(_CHILD), str(self._script)],
+                [sys.executable, "-P", "-W", "ignore", str(_CHILD), str(self._script), str(end)],
+                pass_fds=(end,),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -88,12 +99,22 @@ class BoundedScorer:
                 env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             )
         except OSError as error:
+            os.close(lifeline)
             raise SandboxError(f"the scorer {self._script.name} cannot be started: {error}") from error
+        finally:
+            os.close(end)
+        self._lifeline = lifeline
         said = _exchange(self._process, b"")
-        if said != b"null\n":
+        ready = json.loads(said) if said.endswith(b"\n") else {"error": "it ended"}
+        if ready["error"] is not None:
             self._end()
-            reason = json.loads(said) if said.endswith(b"\n") else "it ended"
-            raise SandboxError(f"the scorer {self._script.name} does not start: {reason}")
+            raise SandboxError(f"the scorer {self._script.name} does not start: {ready['error']}")
+        if not ready["is_limited"]:
+            warnings.warn(
+                "this system sets no limit of memory (RLIMIT_AS) for scorers: an answer may use up the memory of the "
+                "machine until its limit of time.",
+                stacklevel=3,
+            )
         return self._process
 
     def close(self) -> None:
@@ -106,6 +127,7 @@ class BoundedScorer:
         if process is not None:
             process.kill()
             process.wait()
+            os.close(self._lifeline)
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()

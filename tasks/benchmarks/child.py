@@ -1,18 +1,23 @@
 """The child process of `bounded.py`: loads a scorer, then answers requests, one line of JSON each.
 
-    python -P child.py SCRIPT
+    python -P child.py SCRIPT LIFELINE
 
-This is a script: it imports nothing of this package. After loading, an audit hook refuses to compile text, to start a
-process, to open a socket and to write a file. A scorer that checks text before it is compiled sets `MAY_COMPILE`.
+LIFELINE is the descriptor of a pipe's read end: when the other end closes, the kernel ends this process. It is a script
+and imports nothing of this package. After loading, an audit hook refuses to compile text, to start a process, to open a
+socket and to write a file. A scorer that checks text before it is compiled sets `MAY_COMPILE`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
 import resource
+import select
+import signal
 import sys
+import threading
 from typing import Any
 
 MAX_MEMORY = 2 << 30
@@ -35,8 +40,33 @@ def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"{event} is refused here")
 
 
+def limit_memory() -> bool:
+    """Limit the memory of this process and its children. Return whether the system does that: macOS does not."""
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = MAX_MEMORY if hard == resource.RLIM_INFINITY else min(MAX_MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def end_with_parent(lifeline: int) -> None:
+    """End when the other end of a pipe closes, on Linux even in a regular expression that backtracks for ever."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    else:
+        threading.Thread(target=lambda: os._exit(len(os.read(lifeline, 1))), daemon=True).start()
+    if select.select([lifeline], [], [], 0)[0]:  # it had already closed
+        os._exit(1)
+
+
 def main() -> None:
     """Load the scorer, report it, and answer requests from standard input until that closes."""
+    end_with_parent(int(sys.argv[2]))
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -50,10 +80,8 @@ def main() -> None:
         ready = None
     except Exception as error:
         ready = f"{type(error).__name__}: {error}"
-    replies.write(json.dumps(ready).encode() + b"\n")
+    replies.write(json.dumps({"error": ready, "is_limited": limit_memory()}).encode() + b"\n")
     replies.flush()
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     may_compile = getattr(scorer, "MAY_COMPILE", False)
     sys.addaudithook(lambda event, args: None if may_compile and event == "compile" else refuse_to_execute(event, args))
     for line in requests:

@@ -3,7 +3,7 @@
 1. Neither the program nor the tests run in our process. Both sandboxes are `SubprocessSandbox`.
 2. The program cannot see the tests, change them or end them: they are in another interpreter, which calls the program
    as `code_runner.py` describes. Only the tests' interpreter gives the verdict.
-3. Results of the program are data. They are unpacked in the tests' interpreter, never here.
+3. Results of the program are text here. They are read and unpacked in the tests' interpreter.
 4. The program has `TIMEOUT_S` in all, as in the official harness; time without a processor does not count.
 """
 
@@ -108,11 +108,7 @@ def _sandbox() -> SubprocessSandbox:
 
 
 def _text(result: SandboxResult) -> str | None:
-    """Return the text that a run's last expression was; None if the run failed, or its value is something else."""
-    if not result.succeeded or result.value is None:
+    """Return the text that a run's last expression was; None if the run failed, or the text was cut."""
+    if not result.succeeded or result.value is None or len(result.value) > _LIMITS.output_characters:
         return None
-    try:
-        value = ast.literal_eval(result.value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return value if isinstance(value, str) else None
+    return result.value

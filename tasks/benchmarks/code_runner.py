@@ -27,6 +27,12 @@ objects: list[Any] = []
 """In the program's interpreter: objects that the tests have handles of."""
 
 
+class Text(str):
+    """A text that a sandbox shows as it is, without quotes: our process reads it, and parses nothing."""
+
+    __repr__ = str.__str__
+
+
 def encode(value: Any) -> Any:
     """Return a value as nested literals; what is not plain becomes a handle."""
     if value is None or isinstance(value, bool):
@@ -87,9 +93,9 @@ def serve(namespace: dict[str, Any], text: str) -> str:
         else:
             setattr(target, rest[0], rest[1])
             result = None
-        return repr((True, encode(result)))
+        return Text(repr((True, encode(result))))
     except Exception as error:
-        return repr((False, type(error).__name__))
+        return Text(repr((False, type(error).__name__)))
 
 
 # With the tests.
@@ -143,10 +149,10 @@ def start(setup: str, names: list[str], tests: str) -> str:
             asked.put(f"failed: {type(error).__name__}")
 
     threading.Thread(target=run, daemon=True).start()
-    return asked.get()
+    return Text(asked.get())
 
 
 def resume(answer: str) -> str:
     """Give the answer to the last question; return the next, or "passed", or "failed: " with an exception's name."""
     told.put(answer)
-    return asked.get()
+    return Text(asked.get())

@@ -148,27 +148,28 @@ class ToyTextEnv(GameEnv):
         return int(self.np_random.random() * MAX_SEED)
 
     def begin(self) -> None:
-        """Start in the problem's state; Gymnasium's environment is made with the first move."""
-        self._state = self.start_state()
-        self._has_started = False
+        """Start in the problem's state."""
+        self._state, self._is_begun = self.start_state(), False
 
     def state(self) -> tuple[object, ...]:
         """Return Gymnasium's number of the state, its chance, and whether a passenger may still change their mind."""
-        if not self._has_started:
-            return (self._state,)
-        return self._state, self._toy.np_random, getattr(self._toy, "fickle_step", None)
+        toy = self._made()
+        return self._state, toy.np_random, getattr(toy, "fickle_step", None)
 
     def move(self, answer: str) -> Outcome:
         """Do the action named."""
         name = self._read_action(answer)
-        if not self._has_started:
-            self._toy = self.make_toy()
-            self._toy.reset(seed=self.problem["seed"])
-            self._toy.s = self._state
-            self._has_started = True
-        state, reward, terminated, _, _ = self._toy.step(self.action_names.index(self.turned(name)))
+        state, reward, terminated, _, _ = self._made().step(self.action_names.index(self.turned(name)))
         self._state = int(state)
         return self.settle(float(reward), bool(terminated))
+
+    def _made(self) -> Any:
+        """Return Gymnasium's environment in this episode. It is made when it is first needed, and may be kept."""
+        if not self._is_begun:
+            self._toy = self.make_toy()
+            self._toy.reset(seed=self.problem["seed"])
+            self._toy.s, self._is_begun = self._state, True
+        return self._toy
 
     def _read_action(self, answer: str) -> str:
         """Return the name of the action in "up", "Go up", "pick up the passenger" or a first letter such as "u"."""

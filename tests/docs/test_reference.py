@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from document_runs import run as run_program
-from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, PLACEHOLDERS, MetricName, matching_names
+from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, OVER, PLACEHOLDERS, MetricName, matching_names
 
 pytestmark = pytest.mark.pages
 
@@ -58,13 +58,13 @@ def who(run: str) -> set[str]:
 
 @pytest.mark.smoke
 def test_patterns() -> None:
-    row = MetricName("env/stop/<reason>", "share", "", (), is_evaluated=True)
+    row = MetricName("env/stop/<reason>", "share", "", is_evaluated=True)
     assert row.matches("env/stop/max_turns") and row.matches("eval_env/stop/error")
     assert not row.matches("env/stop/boredom") and not row.matches("env/stop/") and not row.matches("x/env/stop/error")
-    row = MetricName("env/<id>/success", "share", "", ())
+    row = MetricName("env/<id>/success", "share", "")
     assert row.matches("env/llm/Sudoku-v0/hard/success") and not row.matches("eval_env/llm/Sudoku-v0/success")
     assert not row.matches("env/reward/success")  # a component of that name
-    assert not MetricName("a.b", "", "", ()).matches("axb")
+    assert not MetricName("a.b", "", "").matches("axb")
 
 
 @pytest.mark.smoke
@@ -74,6 +74,7 @@ def test_rows_are_whole_and_no_two_have_one_name() -> None:
     for name in ALL_METRICS:
         assert name.unit and name.meaning.endswith(".") and name.logged_by, name
         assert set(name.logged_by) <= set(LOGGERS), name
+        assert name.over in OVER if set(name.logged_by) - {"collect", "eval"} else not name.over, name
         example = re.sub(r"<(\w+)>", lambda match: EXAMPLES.get(match[1], "x"), name.pattern)
         assert matching_names(example, ALL_METRICS) == [name], example
     used = {part.split(">")[0] for name in ALL_METRICS for part in name.pattern.split("<")[1:]}

@@ -29,6 +29,17 @@ def running(code: str) -> Iterator[int]:
         process.wait()
 
 
+def test_a_process_in_a_loop_ends_with_its_parent() -> None:
+    child = "import os; from llm_envs.processes import end_with_parent as e; e(); print(os.getpid(), flush=True)"
+    loop = "import re; re.match(r'(a+)+$', 'a' * 60 + 'b')"  # no other thread runs meanwhile
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {f'{child}; {loop}'!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline()
+    parent.kill()
+    parent.communicate(timeout=300)  # the child has the pipe too: this waits for its end
+
+
 def complaint_of(pid: int, seconds: float) -> str | None:
     """Watch a process, looking as often as the waits of this package would."""
     watch = StartWatch(pid)

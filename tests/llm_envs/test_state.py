@@ -135,6 +135,14 @@ class HonestCountingOracle(CountingOracle):
     not_state = ("n_asked",)
 
 
+class HoldsItself(Walk):
+    """Has a bound method, as an environment has whose tools are its methods."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.tools_by_name = {"oracle": self.next_action}
+
+
 class Forgetful(Walk):
     """Its state leaves out what its observations tell: the number of steps."""
 
@@ -178,7 +186,7 @@ class WalkingSubject(Subject):
         return self.kwargs["env"]()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("env", [Walk, HonestCountingOracle, Locked])
+@pytest.mark.parametrize("env", [Walk, HonestCountingOracle, HoldsItself, Locked])
 def test_true_keys(env: type[TextEnv]) -> None:
     n_pairs = int(has_true_state_keys(WalkingSubject("x/Walk-v0", {"env": env})).split()[0])
     assert n_pairs == 0 if env is Locked else n_pairs > 2

@@ -141,6 +141,8 @@ def test_a_row_that_disagrees_with_itself_is_refused(change: dict, complaint: st
 def test_sampled_checks_lengths() -> None:
     with pytest.raises(ValueError, match="log-probabilities"):
         Sampled(np.zeros(2, dtype=np.int32), np.zeros(3, dtype=np.float32), FinishReason.STOP)
+    with pytest.raises(ValueError, match="token_ids has the dtype float64"):
+        Sampled(np.array([5.5]), np.zeros(1, dtype=np.float32), FinishReason.STOP)
 
 
 @pytest.mark.parametrize(

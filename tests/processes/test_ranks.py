@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PARTS = [
     *("sft", "dpo_offline", "dpo", "grpo", "shared", "packed", "resumed", "inside", "ppo", "ppo_separate"),
-    *("reference", "reference_lora", "forks", "failing", "failing_dpo", "errors"),
+    *("reference", "reference_lora", "forks", "failing", "failing_dpo", "skipped", "errors"),
 ]
 
 
@@ -181,6 +181,22 @@ def test_what_one_process_finds_stops_both(ranks):
     assert other["filter"].startswith("ProcessFailedError: training cannot continue without process 0: KeyError")
 
 
+def test_a_function_that_never_ends_on_one_process_ends_both(ranks):
+    """Long before the process group's timeout: the launch would not end in its time."""
+    one, other = ranks("errors")
+    assert "TimeLimitError: the reward function 'endless' was not done" in other["endless"]
+    assert "max_function_s=0.5 s for episode 0 of group 'train-0-0-1-0'" in other["endless"]
+    assert one["endless"] == f"ProcessFailedError: training cannot continue without process 1: {other['endless']}"
+    assert "the trajectory_filter was not done" in other["endless_filter"]
+    assert one["endless_filter"].startswith("ProcessFailedError: training cannot continue without process 1: TimeLimit")
+
+
+def test_a_gradient_that_is_not_finite_on_one_process_is_no_step_on_both(ranks):
+    for rank in ranks("skipped"):
+        assert [entry["skipped"] for entry in rank["logged"] if "skipped" in entry] == [1.0, 0.0]
+        assert rank["unchanged"] and rank["head"] == 0.0
+
+
 def test_a_rollout_is_over_before_the_process_group_gives_up(ranks):
     """After 1,800 s. Of eight episodes four are played at once: half of the time is for two, one after the other."""
     for rank in ranks("errors"):
@@ -202,6 +218,14 @@ def test_two_processes_take_the_steps_of_one(ranks, model_folder, episodes, part
     assert_same(two["weights"], numbers["weights"], atol=2e-6)
     if "critic" in two:
         assert_same(two["critic"], numbers["critic"], atol=2e-6)
+    assert len(two["logged"]) == len(numbers["logged"]) >= 3
+    for both, alone in zip(two["logged"], numbers["logged"], strict=True):
+        if any(name.startswith("eval_") for name in both):  # it plays, in batches of other sizes
+            continue
+        own = {name for name in both.keys() | alone.keys() if "time" in name or "flos" in name}
+        assert both.keys() - own == alone.keys() - own
+        for name in sorted(both.keys() - own):
+            assert both[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5, nan_ok=True), name
 
 
 def replayed(folder):

@@ -20,8 +20,9 @@ import torch
 from dense_env import DenseEnv
 from launched import speak_when_asked
 from peft import LoraConfig
+from transformers import TrainerCallback
 
-from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError
+from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError, TimeLimitError
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers import (
@@ -196,6 +197,16 @@ def numbers_of(trainer: Any, **others: Any) -> dict[str, Any]:
         for entry in trainer.state.log_history
     ]
     return {"weights": weights_of(model), "step": trainer.state.global_step, "logged": logged, **others}
+
+
+class AfterEachStep(TrainerCallback):
+    """Calls a function after each optimizer step."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.function()
 
 
 def error_of(function: Callable[[], Any], kinds: type[Exception] | tuple[type[Exception], ...]) -> str:
@@ -395,6 +406,23 @@ class Parts:
         trainer.close()
         return numbers_of(trainer, pairs=[p["group_id"] for p in trainer.pairs], n_local=len(trainer.local_pairs))
 
+    def skipped(self) -> dict[str, Any]:
+        """In the first step, the gradient of process 1 is not finite: neither takes it, and the critic does not."""
+        self.begin()
+        trainer = EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, value_warmup_steps=0))
+        start, after = weights_of(trainer.model), []
+        parameter = next(p for p in trainer.model.parameters() if p.requires_grad)
+        is_bad = lambda: RANK == 1 and trainer.state.global_step == 0  # noqa: E731
+        parameter.register_hook(lambda gradient: gradient * float("nan") if is_bad() else gradient)
+        trainer.add_callback(
+            AfterEachStep(lambda: after.append(weights_of(trainer.model) | weights_of(trainer.critic)))
+        )
+        self.follow(trainer).train()
+        trainer.close()
+        first = [torch.equal(value, start[name]) for name, value in after[0].items() if name in start]
+        head = float(after[0]["head.weight"].abs().max())
+        return numbers_of(trainer, critic=weights_of(trainer.critic), unchanged=all(first), head=head)
+
     def errors(self) -> dict[str, Any]:
         """What one process finds stops both, with an error on each."""
         Later.reset(None)
@@ -417,6 +445,19 @@ class Parts:
             self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), rewards=RewardSettings(reward_fns={"unpaid": unpaid})
         )
         said["reward"] = error_of(trainer.train, (ProcessFailedError, ZeroDivisionError))
+        trainer.close()
+
+        def endless(trajectory: Any) -> float:
+            if RANK == 1:
+                time.sleep(PATIENCE_S * 100)
+            return 0.0
+
+        args = self.settings(EnvGRPOConfig, GROUPS, max_function_s=0.5)
+        trainer = EnvGRPOTrainer(self.model, ENV, args, rewards=RewardSettings(reward_fns={"endless": endless}))
+        said["endless"] = error_of(trainer.train, (ProcessFailedError, TimeLimitError))
+        trainer.close()
+        trainer = EnvGRPOTrainer(self.model, ENV, args, trajectory_filter=lambda t: bool(endless(t)))
+        said["endless_filter"] = error_of(trainer.train, (ProcessFailedError, TimeLimitError))
         trainer.close()
 
         def unfiltered(group: Any) -> bool:

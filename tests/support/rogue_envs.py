@@ -150,7 +150,8 @@ RESULTS: dict[str, Any] = {
         True,
         {"messages": [{"role": "user", "content": "x", "metadata": {"a": {1}}}]},
     ),
-    "decimals": ("x", Decimal("0.5"), True, False, {"reward_components": {"a": Decimal("0.5")}, "is_success": Odd()}),
+    "decimals": ("x", Decimal("0.5"), True, False, {"reward_components": {"a": Decimal("0.5")}}),
+    "odd success": ("x", 1.0, True, False, {"is_success": Odd()}),
     "numpy": ("x", np.float32(0.5), np.bool_(True), 0, {"reward_components": {np.str_("a"): np.float32(0.5)}}),
     "odd info": ("x", 1.0, True, False, {"debug": [Odd(), {Odd: len}], "is_success": True}),
 }

@@ -492,6 +492,16 @@ def test_values_pass_between_program_and_tests(program, tests):
     assert not passes_tests(program, "", ["f", "P"], f"{tests}\nassert f is None")
 
 
+def test_what_a_program_says_is_read_only_where_the_tests_are():
+    """Its interpreter may say anything. Here it is one text, and is not parsed, whatever it is."""
+    program = (
+        "import sys\nclass Said:\n    def __repr__(self): return '(True, 5)'\n"
+        "sys.modules['__main__'].serve = lambda *_: Said()"
+    )
+    assert passes_tests(program, "", ["f"], "assert f() == 5")
+    assert not passes_tests(program.replace("(True, 5)", "{" * 900_000), "", ["f"], "assert f() == 5")
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_time_without_a_processor_is_not_a_programs(monkeypatch):
     """Four others share its processor: it ends in five times its own time, which is more than the limit."""

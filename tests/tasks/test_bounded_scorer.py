@@ -1,7 +1,12 @@
 """A scorer in a child process: its limits, what it refuses, and what is left for the next request."""
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +15,7 @@ from llm_envs.errors import SandboxError
 from llm_envs.tasks.benchmarks.bounded import BoundedScorer
 
 SCRIPT = """
-import os, socket, subprocess
+import os, re, socket, subprocess
 
 def load():
     pass
@@ -27,6 +32,7 @@ ACTIONS = {
     "write": lambda: {"file": str(open("/tmp/never_written", "w"))},
     "run": lambda: {"done": str(subprocess.run(["true"]))},
     "connect": lambda: {"socket": str(socket.create_connection(("127.0.0.1", 9)))},
+    "backtrack": lambda: re.match(r"(a+)+$", "a" * 60 + "b"),
     "print": lambda: print("noise") or {"printed": True},
 }
 """
@@ -67,6 +73,51 @@ def test_a_forked_child_starts_its_own(scorer):
     theirs = json.loads(os.read(read, 1_000))
     assert theirs["double"] == 4 and theirs["pid"] != mine
     assert scorer.ask({"n": 3}, 60.0) == {"double": 6, "pid": mine}
+
+
+def test_a_system_without_a_limit_of_memory_says_so_and_still_answers(scorer, tmp_path, monkeypatch):
+    """macOS refuses RLIMIT_AS; so does the module in the place of Python's `sitecustomize`, in the child."""
+    refuse = "import resource\ndef refuse(*limit): raise ValueError\nresource.setrlimit = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.warns(UserWarning, match="RLIMIT_AS"):
+        assert scorer.ask({"n": 21}, 60.0)["double"] == 42
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs Linux's /proc")
+def test_a_scorer_without_a_processor_is_an_error_and_no_answer(scorer):
+    os.kill(scorer.ask({"n": 1}, 60.0)["pid"], signal.SIGSTOP)
+    with pytest.raises(SandboxError, match=r"had a processor for 0\.0 s"):
+        scorer.ask({"n": 21}, 0.1)
+    assert scorer.ask({"n": 21}, 60.0)["double"] == 42
+
+
+HOST = """
+import sys
+from pathlib import Path
+from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+
+scorer = BoundedScorer(Path(sys.argv[1]))
+print(scorer.ask({"n": 1}, 60.0)["pid"], flush=True)
+scorer.ask({"do": "backtrack"}, 3600.0)
+"""
+
+
+def test_one_in_a_loop_ends_with_its_host(scorer):
+    host = subprocess.Popen([sys.executable, "-c", HOST, scorer._script], stdout=subprocess.PIPE, text=True)
+    pid = int(host.stdout.readline())
+    host.kill()
+    host.communicate()
+    deadline = time.monotonic() + 120
+    while is_running(pid):
+        assert time.monotonic() < deadline, "it outlives its host"
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_a_scorer_that_does_not_load_says_why(tmp_path):

@@ -59,6 +59,26 @@ def is_at_most(rate, declared, n):
     return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
 
 
+@pytest.mark.parametrize(
+    ("env_id", "moves"),
+    [
+        ("llm/FrozenLake-v0", ("right", "left")),
+        ("llm/CliffWalking-v0", ("up", "down")),
+        ("llm/Taxi-v0", ("dropoff", "dropoff")),
+    ],
+)
+def test_the_start_has_the_key_of_later_visits(env_id, moves):
+    env = make(env_id)
+    problems = {"llm/FrozenLake-v0": LAKE, "llm/CliffWalking-v0": {"start": 36, "view": "plain", "seed": 0}}
+    env.reset(seed=0, options={"problem": problems[env_id]} if env_id in problems else {})
+    keys = [env.state_key()]
+    for move in (*moves, *moves):
+        env.step(format_answer(move))
+        keys.append(env.state_key())
+    assert keys[0] == keys[2] == keys[4]
+    assert (keys[1] == keys[0]) == (moves[0] == moves[1])
+
+
 # FrozenLake.
 
 LAKE = {"map": ["SFF", "HFH", "FFG"], "seed": 1}

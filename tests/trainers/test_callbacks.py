@@ -4,10 +4,10 @@ import io
 import sys
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from llm_envs.trainers import EnvGRPOConfig
-from llm_envs.trainers.callbacks import ProgressLineCallback
+from llm_envs.trainers.callbacks import ProgressLineCallback, guard_trackers
 
 
 class Terminal(io.StringIO):
@@ -51,3 +51,40 @@ def test_a_training_draws_a_bar_only_on_a_terminal(stream, is_quiet, tmp_path, m
     monkeypatch.setattr(sys, "stderr", stream)
     assert EnvGRPOConfig(str(tmp_path)).disable_tqdm is is_quiet
     assert EnvGRPOConfig(str(tmp_path), disable_tqdm=False).disable_tqdm is False
+
+
+def test_a_metric_that_nothing_was_measured_for_is_left_out_of_the_line(tmp_path, capsys):
+    callback = ProgressLineCallback("GRPO", ["reward", "loss"], every_s=0)
+    callback.on_log(None, TrainerState(max_steps=3), TrainerControl(), logs={"reward": None, "loss": 3.0})
+    assert capsys.readouterr().err == "GRPO: 0/3 steps, loss 3\n"
+
+
+def test_a_tracker_that_fails_in_a_training_is_disabled_and_other_callbacks_are_not(caplog):
+    asked = []
+
+    class Tracker(PrinterCallback):
+        def on_train_begin(self, *args, **kwargs):
+            raise PermissionError("no login")
+
+        def on_log(self, *args, **kwargs):
+            asked.append("log")
+            raise ConnectionError("down")
+
+        def on_train_end(self, *args, **kwargs):
+            asked.append("end")
+
+    class Own(TrainerCallback):
+        def on_log(self, *args, **kwargs):
+            raise KeyError("mine")
+
+    tracker, own = Tracker(), Own()
+    for _ in range(2):  # a second training
+        guard_trackers([tracker, own])
+    with pytest.raises(PermissionError):  # nothing is lost yet
+        tracker.on_train_begin(None, None, None)
+    for _ in range(3):
+        tracker.on_log(None, None, None)
+    tracker.on_train_end(None, None, None)
+    assert asked == ["log"] and caplog.text.count("the tracker Tracker failed") == 1 and "down" in caplog.text
+    with pytest.raises(KeyError):
+        own.on_log(None, None, None)

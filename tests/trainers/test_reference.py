@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -11,12 +12,15 @@ import torch
 from dense_env import DenseEnv
 from device import on_cpu
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Llama4ForCausalLM, LlamaConfig, LlamaForCausalLM
+from trl.trainer.utils import use_adapter
+from wrapped import tiny_wrapped
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.probe import mean_gap, probe_ids, probe_logps
 from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.references import (
     KLTriggeredUpdate,
@@ -24,7 +28,7 @@ from llm_envs.trainers.functional.references import (
     create_periodic_update,
     frozen_copy,
 )
-from llm_envs.trainers.reference import adapter_weights
+from llm_envs.trainers.reference import Reference, adapter_weights
 
 pytestmark = pytest.mark.trainings
 
@@ -70,6 +74,27 @@ def make(tiny_folder, config, tmp_path):
     yield build
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture(scope="module")
+def biased_folder(tmp_path_factory):
+    """A saved model whose attention has biases."""
+    folder, tokenizer = str(tmp_path_factory.mktemp("biased")), tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        attention_bias=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def logged(trainer, name):
@@ -197,7 +222,7 @@ def test_a_trained_adapter_is_its_own_reference(make, tiny_folder):
     assert logged(trainer, "reference/updates") == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dpo", "lora"])
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "lora", "lora-dpo"])
 def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     class EmaThenCopy(KLTriggeredUpdate):
         """State of both kinds: weights that lag behind, and a sum that triggers a copy."""
@@ -207,19 +232,19 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
             return super().__call__(reference, policy, step=step, kl=kl)
 
     settings = {"max_steps": 3, "learning_rate": 1.0} | EVERY
-    further = {"peft_config": lora()} if kind == "lora" else {}
+    further = {"peft_config": lora()} if kind.startswith("lora") else {}
 
     def run(folder, resume=None):
         update = EmaThenCopy(1e6)
         trainer = make(
             settings | {"output_dir": str(tmp_path / folder)},
-            kind="grpo" if kind == "lora" else kind,
+            kind="dpo" if kind.endswith("dpo") else "grpo",
             reference_update_fn=update,
             **further,
         )
         trainer.train(resume_from_checkpoint=resume)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        reference = adapter_weights(model, "ref") if kind == "lora" else trainer.ref_model
+        reference = adapter_weights(model, "ref") if further else trainer.ref_model
         return trainer, copied(reference), update.accumulated_kl
 
     whole, reference, whole_kl = run("whole")
@@ -230,11 +255,54 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     assert logged(resumed, "reference/updates") == [1.0, 2.0, 3.0]
     if kind != "grpo":
         return
-    without = make(
-        settings | {"output_dir": str(tmp_path / "without")}, kind="grpo" if kind == "lora" else kind, **further
-    )
+    without = make(settings | {"output_dir": str(tmp_path / "without")})
     with pytest.raises(InvalidConfigError, match=r"the checkpoint has a reference that moves, the trainer has none"):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+SYNC = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("grpo", marks=pytest.mark.smoke), "ppo", "dpo", "kl in reward"])
+def test_a_resumed_run_has_the_reference_that_trl_moved(make, tmp_path, kind):
+    """TRL moves it after step 2, so the checkpoint of step 3 has neither the initial weights nor the policy's."""
+    settings = {"max_steps": 4, "learning_rate": 1.0} | EVERY | SYNC
+    further = {}
+    if kind == "kl in reward":
+        settings["beta"], further["algorithm"] = 0.0, replace(GRPO, kl_coef=0.1, kl_in="reward")
+
+    def run(folder, resume=None):
+        kind_of = kind if kind in ("ppo", "dpo") else "grpo"
+        trainer = make(settings | {"output_dir": str(tmp_path / folder)}, kind=kind_of, **further)
+        initial = copied(trainer.ref_model)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, initial, copied(trainer.ref_model)
+
+    whole, initial, reference = run("whole")
+    resumed, again, moved = run("resumed", str(tmp_path / "whole" / "checkpoint-3"))
+    assert_same(initial, again, atol=0.0)
+    assert distance(initial, reference) > 1e-3
+    assert_same(reference, moved)
+    assert_same(copied(whole.model), copied(resumed.model))
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [({}, SYNC), (SYNC, {})])
+def test_a_checkpoint_without_the_reference_that_trl_moves_is_refused(make, tmp_path, saved, resumed):
+    make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY | saved).train()
+    trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")} | resumed)
+    with pytest.raises(InvalidConfigError, match=r"a reference that moves.* sync_ref_model"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
+
+
+def test_a_reference_in_pieces_is_not_saved_and_the_log_says_so(caplog, tmp_path):
+    state = SimpleNamespace(deepspeed_plugin=None)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(sync_ref_model=True),
+        is_fsdp_enabled=True,
+        accelerator=SimpleNamespace(state=state),
+    )
+    assert Reference(None, None).save(trainer, tmp_path) is None
+    assert "cannot be resumed from: sync_ref_model=True" in caplog.text and "FSDP" in caplog.text
 
 
 def test_a_copy_made_by_a_function_is_trls_reference(make, tiny_folder):
@@ -385,3 +453,124 @@ def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resum
     (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
     with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
+
+
+# Before training, a reference made from the policy is the policy, and training does not reach it.
+
+
+def logps_of(model, adapter=None):
+    with use_adapter(model, adapter):
+        return probe_logps(model, probe_ids(model))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("start", ["pissa", "olora", False], ids=str)
+def test_a_start_that_changes_the_base_makes_the_reference_a_copy(make, tiny_folder, start):
+    """With PiSSA and OLoRA the adapter holds part of the base; a random start is not the base either."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    trainer = make({"max_steps": 1}, peft_config=lora(init_lora_weights=start))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    off, first = logps_of(model), logps_of(model, "default")
+    assert mean_gap(off, first) > 1e-2
+    assert mean_gap(logps_of(model, "ref"), first) < 1e-6
+    if start:
+        assert mean_gap(probe_logps(base, probe_ids(base)), first) < 1e-4
+    trainer.train()
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert mean_gap(logps_of(model, "default"), first) > 1e-4
+    assert mean_gap(logps_of(model, "ref"), first) < 1e-6
+
+
+def test_a_random_starts_reference_is_in_the_checkpoint(make, tiny_folder, tmp_path):
+    def begin(seed, **settings):
+        torch.manual_seed(seed)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_folder), lora(init_lora_weights=False))
+        settings |= {"output_dir": str(tmp_path / str(seed))}
+        return make(settings, model=model, processing_class=tiny_tokenizer())
+
+    first = begin(1, max_steps=1, **EVERY)
+    reference = copied(adapter_weights(first.model, "ref"))
+    first.train()
+    again = begin(2, max_steps=2)
+    assert distance(copied(adapter_weights(again.model, "ref")), reference) > 1e-3
+    again.train(resume_from_checkpoint=str(tmp_path / "1" / "checkpoint-1"))
+    assert_same(copied(adapter_weights(again.model, "ref")), reference, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+@pytest.mark.parametrize("update", [None, create_ema_update(0.5)], ids=["stays", "moves"])
+def test_adding_a_reference_leaves_a_pissa_policy_as_it_was(make, tiny_folder, kind, update):
+    """A second adapter with this start would subtract itself from the base again, TRL's own copy too."""
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_folder), lora(init_lora_weights="pissa"))
+    before = logps_of(model, "default")
+    settings = {"beta": 0.1} if kind == "grpo" else {}
+    trainer = make(settings, model=model, kind=kind, reference_update_fn=update, processing_class=tiny_tokenizer())
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert mean_gap(logps_of(model, "default"), before) < 1e-6
+    assert mean_gap(logps_of(model, "ref"), before) < 1e-6
+    assert model.peft_config["default"].init_lora_weights == "pissa"
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_trained_biases_of_the_base_are_refused_beside_a_reference(make, biased_folder, kind, bias):
+    with pytest.raises(InvalidConfigError, match=rf"bias='{bias}'.*ref_model_fn=frozen_copy"):
+        make(model=biased_folder, kind=kind, peft_config=lora(bias=bias))
+
+
+def test_trained_biases_are_accepted_without_a_reference_or_with_its_own_weights(make, biased_folder):
+    make({"beta": 0.0}, model=biased_folder, peft_config=lora(bias="all"))
+    trainer = make({"max_steps": 1}, model=biased_folder, peft_config=lora(bias="all"), ref_model_fn=frozen_copy)
+    start = copied(trainer.ref_model)
+    trainer.train()
+    assert_same(copied(trainer.ref_model), start, atol=0.0)
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_moving_copy_of_an_adapter_with_biases_is_refused_by_name(make, biased_folder):
+    with pytest.raises(InvalidConfigError, match=r"bias='all'.*frozen_copy"):
+        make(model=biased_folder, peft_config=lora(bias="all"), reference_update_fn=create_ema_update(0.5))
+
+
+def test_a_policy_that_is_not_the_folder_that_trl_loads_the_reference_from_is_refused(make, tiny_folder):
+    """TRL loads the reference by the model's name, whatever the weights of the loaded model are by now."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.add_(0.1 * torch.randn_like(model.get_output_embeddings().weight))
+    with pytest.raises(InvalidConfigError, match=r"differ from the policy's by .*ref_model_fn=frozen_copy"):
+        make(model=model, processing_class=tiny_tokenizer())
+    make(model=model, processing_class=tiny_tokenizer(), ref_model_fn=frozen_copy)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
+def test_prompts_that_are_learned_are_refused(make, kind):
+    """Their rows have other positions in TRL's forward pass than at sampling, a gap that the guard may let pass."""
+    prompts = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    with pytest.raises(InvalidConfigError, match=r"PromptTuningConfig\(num_virtual_tokens=4"):
+        make({} if kind == "dpo" else {"beta": 0.0}, kind=kind, peft_config=prompts)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+def test_llama_4_is_refused(make, tmp_path, kind):
+    tiny_wrapped("llama4", tmp_path / "model")
+    model = Llama4ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with pytest.raises(ModelError, match="Llama4ForCausalLM"):
+        make(model=model, kind=kind, processing_class=tiny_tokenizer())
+
+
+def test_token_rows_are_trained_in_a_tied_model(make):
+    """In the output layer too, where TRL reads PEFT's wrapper as a linear layer; the reference has the old rows."""
+    adapter = lora(trainable_token_indices=list(range(64, 128)))
+    trainer = make({"learning_rate": 20.0}, peft_config=adapter)
+    (rows,) = [p for name, p in trainer.model.named_parameters() if "trainable_tokens_delta" in name]
+    start = on_cpu(rows.detach().clone())
+    trainer.train()
+    assert (on_cpu(rows) - start).abs().max() > 1e-4
+    assert logged(trainer, "sampling/guard_logps_gap")[0] < 1e-5
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6) and logged(trainer, "kl")[1] > 1e-6
+    ids = torch.arange(40, 60, device=trainer.model.device)[None]
+    with torch.no_grad():
+        logits = trainer.model(ids).logits
+        fused = trainer.model(ids, labels=ids, fused_lm_head=True).log_probs[0]
+    own = logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(fused[-len(own) :], own, rtol=0, atol=1e-4)

@@ -47,6 +47,8 @@ __all__ = [
     "create_state_fn",
     "fork_owners",
     "make_batch",
+    "own_turns",
+    "pad_rows",
     "reward_from_field",
     "reweighed",
     "rollout_output",
@@ -54,6 +56,7 @@ __all__ = [
     "token_advantages",
     "turn_matrix",
     "turn_penalties",
+    "two_columns",
     "with_advantages",
 ]
 
@@ -157,6 +160,20 @@ def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, lis
     }
 
 
+def pad_rows(rows: Mapping[str, Sequence[Any]], *, pad_id: int) -> dict[str, torch.Tensor]:
+    """Return rows of `rollout_output` as TRL pads them: prompts on the left, the rest on the right, on the CPU."""
+    prompt_ids, prompt_mask = _padded(rows["prompt_ids"], pad_id, left=True)
+    completion_ids, completion_mask = _padded(rows["completion_ids"], pad_id)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "tool_mask": _padded(rows["env_mask"], 0)[0],
+        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, dtype=torch.float32)[0],
+    }
+
+
 def batch_from_trl(inputs: Mapping[str, Any]) -> Batch:
     """Return the batch of TRL's GRPO inputs: a generation, or a micro-batch of it.
 
@@ -206,8 +223,6 @@ def make_batch(
     lists = rollout_output(
         trajectories, pad_id=pad_id, mask_truncated=mask_truncated, trajectory_filter=trajectory_filter
     )
-    prompt_ids, prompt_mask = _padded(lists["prompt_ids"], pad_id, left=True)
-    completion_ids, completion_mask = _padded(lists["completion_ids"], pad_id)
     places, numbers = row_places(trajectories), group_numbers(trajectories)
     sampling = sampling or SamplingParams()
     kept: tuple[KeptTokens | None, ...] | None = None
@@ -215,13 +230,8 @@ def make_batch(
         check_kept(trajectories)
         kept = tuple(trajectories[i].rows[row].kept if trajectories[i].rows else None for i, row in places)
         sampling = SamplingParams(temperature=sampling.temperature)  # the mask replaces the filters
-    batch = Batch(
-        _padded(lists["env_mask"], 0)[0].bool(),
-        prompt_ids=prompt_ids,
-        prompt_mask=prompt_mask,
-        completion_ids=completion_ids,
-        completion_mask=completion_mask,
-        sampled_logps_BT=_padded(lists["logprobs"], 0.0, dtype=torch.float32)[0],
+    batch = replace(
+        batch_from_trl(pad_rows(lists, pad_id=pad_id)),
         owners_B=torch.tensor([index for index, _ in places]),
         group_ids_B=torch.tensor([numbers[index] for index, _ in places]),
         # The further row of a fork has no reward, so that its episode counts once.
@@ -308,7 +318,7 @@ def with_advantages(
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    turns = [_own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
+    turns = [own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
     everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
     if gather is not None:
         everything = gather(everything)
@@ -344,7 +354,7 @@ def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
     return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
 
 
-def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]:
+def own_turns(turn_rewards: Sequence[float], trajectory: Trajectory) -> list[float]:
     """Return the rewards of an episode's turns, NaN for those that a branch only repeats, which are known."""
     n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
     return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
@@ -550,3 +560,19 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+def two_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's micro-batch with a second, masked column if it has only one token in each row.
+
+    TRL takes values of shape (B, 1) for those of rows: its means would count masked ones too.
+    """
+    shape = inputs["completion_ids"].shape
+    if shape[1] > 1:
+        return dict(inputs)
+    return {
+        name: torch.nn.functional.pad(value, (0, 1))
+        if isinstance(value, torch.Tensor) and value.shape == shape and not name.startswith("prompt_")
+        else value
+        for name, value in inputs.items()
+    }

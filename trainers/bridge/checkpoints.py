@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
 from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.trainers.callbacks import guard_trackers
 
 __all__ = [
     "ChecksCheckpoint",
@@ -80,13 +82,15 @@ def check_files(checkpoint: str | Path) -> None:
     """
     folder = Path(checkpoint)
     for path in sorted(folder.rglob("*")):
+        if path.suffix in _PROBLEMS and path.exists() and not os.access(path, os.R_OK):
+            raise StoreError(f"{path} cannot be read by this user, so {folder} cannot be resumed: make it readable.")
         if path.suffix in _PROBLEMS and (problem := _PROBLEMS[path.suffix](path)) is not None:
             kind = folder.name.rpartition("-")[0]
             beside = sorted(other.name for other in folder.parent.glob(f"{kind}-*") if other.name != folder.name)
             others = f" Beside it: {', '.join(beside)}." if beside else ""
             raise StoreError(
-                f"{path} is damaged ({problem}), so {folder} cannot be resumed. Remove this checkpoint, and resume "
-                f"from an earlier one or begin again.{others}"
+                f"{path} is damaged ({problem}), so {folder} cannot be resumed. Move this checkpoint elsewhere, and "
+                f"resume from an earlier one or begin again.{others}"
             )
 
 
@@ -99,6 +103,7 @@ class ChecksCheckpoint:
         By transformers, a training that is resumed when it is complete takes one more step.
         """
         trainer = cast("Any", self)
+        guard_trackers(trainer.callback_handler.callbacks)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = next((str(path) for path in reversed(find_checkpoints(trainer.args.output_dir))), True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accelerate.utils import is_peft_model
+
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
+from llm_envs.trainers.bridge.engine_weights import check_mergeable
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "check_env_kwargs",
     "check_forks",
     "check_loss_types",
+    "check_scorable",
     "load_training_tokenizer",
     "training_template",
     "with_split",
@@ -32,6 +36,25 @@ LOSS_TYPES = {
     ),
 }
 """Algorithm -> TRL's values of `loss_type`. TRL exports no list, so a test compares these with TRL's documentation."""
+
+
+def check_scorable(model: Any) -> None:
+    """Reject a model or an adapter whose tokens TRL cannot score, or scores otherwise than they are sampled.
+
+    Raises:
+        InvalidConfigError: If an adapter changes the prompt, or the layers' code.
+        ModelError: If transformers finds no part below the output layer, whose hidden states TRL takes (Llama 4).
+    """
+    check_mergeable(model)
+    base = model.get_base_model() if is_peft_model(model) else model
+    if getattr(base, "base_model", base).get_output_embeddings() is not None:
+        raise ModelError(
+            f"{type(base).__name__}: TRL's GRPO, PPO and DPO cannot score it, because transformers names no part of it "
+            "that ends before the output layer. Take another model."
+        )
+    head = base.get_output_embeddings()
+    if type(head).__name__ == "TrainableTokensWrapper" and not hasattr(head, "bias"):
+        head.bias = None  # TRL reads it, and PEFT's wrapper of an output layer only has its weight
 
 
 def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Algorithm:
@@ -104,12 +127,12 @@ def check_env_kwargs(value: Any) -> dict[str, Any]:
     parsed = value or {}
     if isinstance(value, str):
         try:
-            parsed = json.loads(value)
+            parsed = strict_json(value)
         except ValueError:
             parsed = None
     if not isinstance(parsed, dict):
         raise InvalidConfigError(
-            f"env_kwargs is {value!r}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
+            f"env_kwargs is {value!r:.200}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
         )
     return parsed
 

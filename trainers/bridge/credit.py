@@ -25,7 +25,8 @@ from llm_envs.rewards import (
 )
 from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import ShapingFns, named_shaping, shape
-from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.rewards.time_limit import limited
+from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.types import Trajectory
 
@@ -62,6 +63,18 @@ class RewardSettings:
     """Combines the columns into one reward, in the column `aggregate`; the others are then only logged."""
     weights: Mapping[str, float] | None = None
     """Weights by column. They override the task's declared weights; the default is 1."""
+
+    def limited(self, limit_s: float | None) -> RewardSettings:
+        """Return the settings with a limit of time for each call of a function (`rewards.time_limit`)."""
+        rewards = {} if self.reward_fns is None else named_rewards(self.reward_fns)
+        shaping = named_shaping(self.shaping_fns or ())
+        aggregate = self.aggregate
+        return replace(
+            self,
+            reward_fns={n: limited(f, limit_s, f"the reward function {n!r}") for n, f in rewards.items()} or None,
+            shaping_fns={n: limited(f, limit_s, f"the shaping function {n!r}") for n, f in shaping.items()} or None,
+            aggregate=limited(aggregate, limit_s, "the aggregate of rewards") if callable(aggregate) else aggregate,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
         weights = dict(env_attribute(env, "reward_weights", {}))
-        env.close()
+        close_env(env)
         for name, weight in weights.items():
             if merged.setdefault(name, weight) != weight:
                 raise InvalidConfigError(

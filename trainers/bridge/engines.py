@@ -13,7 +13,15 @@ from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
 
-__all__ = ["own_engine", "own_policy"]
+__all__ = ["own_engine", "own_policy", "sharding_of"]
+
+
+def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
+    """Return the name of what shards the model's weights over the processes; None if each has all of them."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if trainer.is_fsdp_enabled:
+        return "FSDP"
+    return "DeepSpeed's ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
 
 
 def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
@@ -22,9 +30,7 @@ def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
     Raises:
         InvalidConfigError: If FSDP or DeepSpeed's ZeRO-3 shards the model's weights over the processes.
     """
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
-        where = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed's ZeRO-3"
+    if (where := sharding_of(trainer)) is not None:
         raise InvalidConfigError(
             f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
             "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "

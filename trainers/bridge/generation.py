@@ -36,13 +36,13 @@ from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import grow, is_root, n_roots
 from llm_envs.sources.source import SeedSource, group_specs
-from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.time_shares import TimeShares
 from llm_envs.trainers.functional.algorithm import Algorithm
-from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
+from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "STATE_FILE",
@@ -316,6 +316,15 @@ class GenerationPlayer:
             kept, dropped = (to_groups(read_log(path)) for path in paths)
             self._stored.append((kept, dropped))
 
+    def newest(self) -> list[Trajectory]:
+        """Wait for the generation that this run began last, and return its kept episodes; [] if none is under way.
+
+        An error on one process is raised on all.
+        """
+        with raise_on_all_ranks():
+            begun = [begun for begun in self._begun if not begun.is_stored]
+            return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
+
     @property
     def n_begun(self) -> int:
         """Number of training generations that have begun early."""
@@ -332,36 +341,40 @@ class GenerationPlayer:
         if not source.curricula:
             return
         # A curriculum reads only outcomes, so do not send messages and tokens between processes.
-        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self._roots]
+        outcomes = [_light(t, ()) for t in self._roots]
         source.update(gather_object(outcomes))
 
     def metrics(self, mode: str) -> dict[str, float]:
-        """Return the environment's metrics of the latest generation, over all processes, including dropped groups.
+        """Return the environment's metrics of the latest generation, as means and counts (see `totals`)."""
+        return average_metrics([self.totals(mode)])
+
+    def totals(self, mode: str) -> dict[str, tuple[float, float]]:
+        """Return the metrics of the latest generation over all processes, with dropped groups, as sums and numbers.
 
         If there is more than one environment or difficulty, success and reward are also given for each.
         """
         # Collectives: every rank must call this method, even without episodes.
-        metrics = average_metrics(gather_object([trajectory_metrics(self._roots)]))
-        parts = gather_object([metrics_by(self._roots, _labels)])
+        totals = add_totals(gather_object([metric_totals(self._roots)]))
+        parts = gather_object([metrics_by(self._roots, _labels, metric_totals)])
         labels = sorted({label for part in parts for label in part})
         for label in labels if len(labels) > 1 else ():
-            merged = average_metrics([part[label] for part in parts if label in part])
-            metrics |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
+            merged = add_totals([part[label] for part in parts if label in part])
+            totals |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
         if mode == "train":
             for curriculum in self.items["train"].source.curricula.values():
-                metrics |= curriculum.metrics()
-        return metrics
+                totals |= {name: (value, 1.0) for name, value in curriculum.metrics().items()}
+        return totals
 
     def use_metrics(self, rows: Sequence[Trajectory], step: int) -> dict[str, float]:
         """Return how the time was used, and how old the weights of `rows` are at `step` if they were played early."""
         metrics = {f"time/{name}": share for name, share in self.time_shares.gather().items()}
         if self._loop is None and not self.was_early:  # the same on all processes
             return metrics
-        parts = gather_object([dict(off_policy_statistics(rows, step))])
-        for name in sorted({name for part in parts for name in part}):
-            values = [part[name] for part in parts if name in part]
-            metrics[f"sampling/{name}"] = max(values) if name == "staleness_max" else sum(values) / len(values)
-        return metrics
+        # Of all processes together: their shares of the tokens differ. Only the versions are sent.
+        versions = [tuple(Turn(0.0, {}, weight_versions=turn.weight_versions) for turn in t.turns) for t in rows]
+        light = [_light(t, turns) for t, turns in zip(rows, versions, strict=True)]
+        found = off_policy_statistics(gather_object(light), step)
+        return metrics | {f"sampling/{name}": value for name, value in sorted(found.items())}
 
     def check_failures(self, rows: Sequence[Trajectory]) -> None:
         """Warn about failed episodes; stop on all processes if whole generations keep failing.
@@ -467,6 +480,11 @@ def _what_failed(trajectory: Trajectory) -> str:
         because = trajectory.metadata.get("unscored_because")
         return "the first prompt does not fit" if because is None else f"no score from {because}"
     return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
+
+
+def _light(trajectory: Trajectory, turns: tuple[Turn, ...]) -> Trajectory:
+    """Return an episode with these turns and without messages and tokens, to send it to other processes."""
+    return replace(trajectory, messages=(), tools=(), rows=(), turns=turns, metadata={})
 
 
 def _labels(trajectory: Trajectory) -> list[str]:

@@ -8,9 +8,8 @@ model. Most tokens are right even if some are not, so the median difference tell
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +19,13 @@ import torch
 
 from llm_envs.errors import ModelError
 from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.dropout import describe_dropout
 from llm_envs.trainers.functional.masking import trim_padding
 
 __all__ = [
     "MAX_FAILED_GENERATIONS",
     "Rounding",
     "check_gaps",
-    "mean_gap",
     "noise_limit",
     "rounding_of",
     "sampling_gaps",
@@ -78,40 +77,37 @@ def noise_limit(differences: npt.NDArray[np.floating[Any]], rounding: Rounding) 
     return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
 
 
-def mean_gap(gaps: Sequence[npt.NDArray[np.float32]]) -> float:
-    """Return the greatest mean of the processes' gaps, in nats per token; infinite if one is NaN.
-
-    Args:
-        gaps: The gaps of each process's N tokens, each (N,). At least one process has a token.
-    """
-    means = [float(own.mean(dtype=np.float64)) for own in gaps if len(own)]
-    return max(math.inf if math.isnan(mean) else mean for mean in means)
-
-
-def check_gaps(gaps: Sequence[npt.NDArray[np.float32]], tolerance: float | None, rounding: Rounding) -> None:
+def check_gaps(
+    gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding, model: torch.nn.Module
+) -> None:
     """Stop training if the sampling distribution differs from the trained one; warn if it differs at single tokens.
 
     Args:
-        gaps: See `mean_gap`.
+        gaps: The absolute gap of each of N tokens, of all processes, in nats: (N,), N > 0.
         tolerance: Greatest allowed mean gap, in nats per token; None: no limit.
         rounding: The bounds of the gap that rounding explains.
+        model: The trained model, for the error: dropout is a frequent cause.
 
     Raises:
-        ModelError: If the mean gap of a process is above the tolerance, or NaN.
+        ModelError: If the mean gap is above the tolerance, or NaN.
     """
     if tolerance is None:
         return
-    if not (mean := mean_gap(gaps)) <= tolerance:
+    if not (mean := float(gaps.mean(dtype=np.float64))) <= tolerance:
+        dropout = describe_dropout(model)
+        cause = (
+            f"The trained model has dropout ({dropout}), which sampling has not: set disable_dropout=True."
+            if dropout
+            else "Check that policy and trainer have the same weights, dtype, temperature and chat template."
+        )
         raise ModelError(
             f"the log-probabilities at sampling differ from the trainer's own by {mean:.3g} nats a token on the "
-            f"first batch (allowed: logps_tolerance={tolerance}). Check that policy and trainer have the same weights, "
-            "dtype, temperature and chat template, and that dropout is off."
+            f"first batch (allowed: logps_tolerance={tolerance}). {cause}"
         )
-    every = np.concatenate(gaps)
-    if (n := int((every > (limit := noise_limit(every, rounding))).sum())) > 0:
+    if (n := int((gaps > (limit := noise_limit(gaps, rounding))).sum())) > 0:
         warnings.warn(
-            f"on the first batch, the log-probabilities of {n} of {len(every)} sampled tokens differ from the "
-            f"trainer's own by up to {every.max():.3g} nats. Rounding explains {limit:.3g}. Look for a fault that only "
+            f"on the first batch, the log-probabilities of {n} of {len(gaps)} sampled tokens differ from the "
+            f"trainer's own by up to {gaps.max():.3g} nats. Rounding explains {limit:.3g}. Look for a fault that only "
             'some tokens meet, such as one of an attention kernel: compare with attn_implementation="eager".',
             stacklevel=2,
         )

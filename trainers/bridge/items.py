@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EnvChoice, Envs, EpisodeSpec, SeedSource
@@ -184,15 +185,20 @@ class RecordedSampler(Sampler[int]):
 
 
 def upcoming_rows(
-    order: Sequence[int], rows: Sequence[Mapping[str, Any]], *, n: int, stride: int
-) -> list[list[dict[str, Any]]]:
-    """Return the rows that TRL will ask this process to play next; fewer at the end of an epoch.
+    order: Sequence[int], rows: Sequence[Mapping[str, Any]], *, n: int, stride: int, uses: int, n_accumulated: int
+) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return what TRL will ask this process to play next; fewer generations at the end of an epoch.
 
     Args:
         order: The indices of the epoch.
         rows: The rows of the present generation.
         n: Number of generations.
         stride: Indices from one generation to the next: those of all processes, with their repetitions.
+        uses: Micro-batches that each generation is used for.
+        n_accumulated: Micro-batches of an optimizer step.
+
+    Returns:
+        For each generation, the optimizer steps from the present one to its first, and its rows.
 
     Raises:
         InvalidConfigError: If the rows are not in this order.
@@ -204,12 +210,16 @@ def upcoming_rows(
             "async_generations plays the rows that TRL's own sampler will ask for, and the trainer has another data "
             "loader: set async_generations=0."
         )
-    places = [start + stride * number for number in range(1, n + 1)]
-    return [
-        [{"index": index, "split": split} for index in order[place : place + len(here)]]
-        for place in places
-        if place + len(here) <= len(order)
-    ]
+    # A generation may begin inside a step, so count micro-batches from the beginning of the epoch, where a step begins.
+    present = start // stride
+    first_step = present * uses // n_accumulated
+    upcoming = []
+    for number in range(1, n + 1):
+        indices = order[start + stride * number :][: len(here)]
+        if len(indices) == len(here):
+            steps = (present + number) * uses // n_accumulated - first_step
+            upcoming.append((steps, [{"index": index, "split": split} for index in indices]))
+    return upcoming
 
 
 def refills(items: EpisodeDataset, key: Sequence[int | str]) -> Iterator[EpisodeSpec]:
@@ -250,7 +260,7 @@ def _mapping(number: int, name: str, value: Any) -> dict[str, Any] | None:
         return None
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = strict_json(value)
         except ValueError as error:
             raise InvalidConfigError(f"row {number} of the data set: {name} is not JSON ({error}).") from error
     if not isinstance(value, Mapping):

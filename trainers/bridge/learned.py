@@ -27,6 +27,7 @@ from llm_envs.data.writer import TrajectoryWriter
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import named_shaping
+from llm_envs.tracking.describing import describing
 from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, group_numbers
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
@@ -109,6 +110,8 @@ class RecordsLearning:
     """Records what a trainer of TRL learns: a mixin before TRL's class."""
 
     _learned: LearnedLog | None = None
+    _has_record = True
+    """Whether the record could be written so far."""
     _step_loss: Any = 0.0
     state: Any
 
@@ -125,17 +128,24 @@ class RecordsLearning:
         generation: Callable[[], Mapping[str, Any]],
     ) -> None:
         """Append a generation, and before the first one the run; nothing if episodes are not stored."""
-        if writer is None:
+        if writer is None or not self._has_record:
             return
-        if self._learned is None:
-            self._learned = LearnedLog(writer, run())
-        self._learned.write(generation())
+        self._has_record = False
+        with describing("the record of what is learned"):
+            if self._learned is None:
+                self._learned = LearnedLog(writer, run())
+            self._learned.write(generation())
+            self._has_record = True
 
     def _record_step(self) -> None:
         """Append the loss of the optimizer step that has just ended."""
-        if self._learned is not None:
-            self._learned.write_step(self.state.global_step, self._step_loss)
-        self._step_loss = 0.0
+        step_loss, self._step_loss = self._step_loss, 0.0
+        if self._learned is None or not self._has_record:
+            return
+        self._has_record = False
+        with describing("the record of what is learned"):
+            self._learned.write_step(self.state.global_step, step_loss)
+            self._has_record = True
 
 
 def run_record(
@@ -308,7 +318,7 @@ def restore(described: Mapping[str, Any]) -> Algorithm:
     """
     values = {name: _restored(name, value) for name, value in described.items()}
     if not values["kl_coef"]:
-        values["kl_fn"] = None  # a schedule that is at 0 now
+        values |= {"kl_fn": None, "kl_in": "loss"}  # a schedule that is at 0 now
     return replace(Algorithm("restored"), **values)
 
 

@@ -9,10 +9,17 @@ from typing import Any
 
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.sources.source import EnvChoice
+from llm_envs.tracking.describing import describing
 
 __all__ = ["EnvironmentCard", "environment_section"]
 
 _PACKAGES = ("llm-envs", "trl", "transformers", "torch", "peft", "vllm", "gymnasium")
+_ONLY_IN_TRANSFORMERS_5 = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend")
+"""Classes of tokenizers that transformers 5 introduced. It saves a tokenizer that lacks a class as one."""
+_NEEDS_TRANSFORMERS_5 = (
+    " The tokenizer is saved as a `{}`, which only transformers 5 or later can load: with transformers 4, load the "
+    "tokenizer of the base model."
+)
 
 
 class EnvironmentCard:
@@ -26,14 +33,23 @@ class EnvironmentCard:
     """For such a trainer: the environments of each split, or a sentence about its data."""
 
     def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
-        """Write TRL's card, and behind it the environments, seeds, versions and results."""
+        """Write TRL's card, and behind it the environments, seeds, versions and results. An error is a warning."""
+        with describing("the model card"):
+            self._write_card(*arguments, **keywords)
+
+    def _write_card(self, *arguments: Any, **keywords: Any) -> None:
         super().create_model_card(*arguments, **keywords)  # type: ignore[misc]
         if not self.is_world_process_zero():  # type: ignore[attr-defined]
             return
         path = Path(self.args.output_dir) / "README.md"
         splits = {split: items.source.choices for split, items in getattr(self, "items", {}).items()}
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)  # type: ignore[attr-defined]
         section = environment_section(
-            splits or self.card_environments, self.args.seed, self.state.global_step, self.state.log_history
+            splits or self.card_environments,
+            self.args.seed,
+            self.state.global_step,
+            self.state.log_history,
+            tokenizer_class=type(tokenizer).__name__,
         )
         path.write_text(path.read_text(encoding="utf-8") + section, encoding="utf-8")
 
@@ -43,6 +59,8 @@ def environment_section(
     seed: int,
     steps: int,
     logs: Sequence[Mapping[str, Any]],
+    *,
+    tokenizer_class: str = "",
 ) -> str:
     """Return the section of a card as Markdown.
 
@@ -51,6 +69,7 @@ def environment_section(
         seed: The run's seed.
         steps: Optimizer steps.
         logs: The trainer's log. The results are the last of an evaluation, else of the last step.
+        tokenizer_class: Name of the tokenizer's class, which a checkpoint's `tokenizer_config.json` repeats.
     """
     if isinstance(environments, str):
         played = environments
@@ -61,13 +80,14 @@ def environment_section(
             for choice in choices
         ]
         played = "| split | environment | arguments | weight |\n|---|---|---|---|\n" + "\n".join(lines)
+    needs = _NEEDS_TRANSFORMERS_5.format(tokenizer_class) if tokenizer_class in _ONLY_IN_TRANSFORMERS_5 else ""
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions(_PACKAGES).items())
     return f"""
 ## Environments
 
 {played}
 
-Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.
+Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.{needs}
 
 ## Results
 
@@ -82,7 +102,8 @@ def _results(logs: Sequence[Mapping[str, Any]]) -> str:
     ):
         names = [prefix + name for name in ("env/success", "reward", "env/reward", "env/episodes", "loss")]
         for entry in reversed(logs):
-            if found := {name.removeprefix(prefix): entry[name] for name in names if name in entry}:
+            numbers = {name: entry[name] for name in names if entry.get(name) is not None}  # None: nothing was scored
+            if found := {name.removeprefix(prefix): value for name, value in numbers.items()}:
                 rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in found.items())
                 return f"{about}, step {entry.get('step', '?')}:\n\n| measure | value |\n|---|---|\n{rows}"
     return "Nothing was logged."

@@ -1,14 +1,14 @@
 """Rows of unequal length without their padding: several in one row of the forward pass.
 
-The attention of transformers keeps apart rows whose positions begin again at 0. With flash attention all rows of a
-micro-batch are one row, so the cost is that of their tokens. Other attention computes whole squares, so rows fill up to
-the length of the longest, which costs no more than padding. Log-probabilities and gradients are those of padded rows,
-up to rounding.
+The attention of most models of transformers keeps apart rows whose positions begin again at 0; `check_packing` refuses
+the others. With flash attention all rows of a micro-batch are one row, so the cost is that of their tokens. Other
+attention computes whole squares, so rows fill up to the length of the longest, which costs no more than padding.
+Log-probabilities and gradients are those of padded rows, up to rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSet, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,13 @@ from transformers.utils import ModelOutput
 from llm_envs.errors import ModelError
 from llm_envs.policies.inference.positions import accepts_positions, position_ids
 
-__all__ = ["PackedRows", "pack"]
+__all__ = ["PackedRows", "check_packing", "pack"]
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _IGNORED = -100
+_MAX_MIXED = 0.2
+"""Largest share of another row's effect that may be rounding: in bfloat16 that is below .01; a model that does not look
+at positions has 1."""
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -42,33 +45,67 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return packed
 
 
+@torch.no_grad()
+def check_packing(model: Any, causal: Any, device: torch.device, *, setting: str = "packing=True") -> None:
+    """Refuse a model that mixes packed rows: compare a short row behind another one with the same row by itself.
+
+    Args:
+        model: A causal language model, perhaps wrapped for several processes, which all call this.
+        causal: The language model inside, without adapter or wrapper.
+        device: The device of the model's inputs.
+        setting: The user's, for the message.
+
+    Raises:
+        ModelError: If it has other layers than attention, takes no positions, or if the row before changes what it
+            predicts.
+    """
+    name, config = type(causal).__name__, causal.config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    if layers or getattr(causal, "_is_stateful", False):
+        raise ModelError(
+            f"{setting}: {name} has layers other than attention ({', '.join(sorted(layers)) or 'recurrent ones'}), "
+            "which cannot keep packed rows apart. Leave it out."
+        )
+    if not accepts_positions(type(causal)):
+        raise ModelError(f"{setting}: {name} takes no position_ids, which tell packed rows apart. Leave it out.")
+    ids = torch.randint(config.vocab_size, (1, 20), generator=torch.Generator().manual_seed(0)).to(device)
+    positions = torch.cat([torch.arange(12), torch.arange(8)])[None].to(device)
+    was_training = model.training
+    model.eval()  # without dropout
+    try:
+        packed = _logits(model, ids, positions)
+        # A mask of ones overrides the positions.
+        mixed = _logits(model, ids, positions, attention_mask=torch.ones_like(ids))
+        alone = _logits(model, ids[:, 12:], positions[:, 12:], attention_mask=torch.ones_like(ids[:, 12:]))
+    finally:
+        model.train(was_training)
+    gap, effect = ((logits - alone).abs().mean(-1).median() for logits in (packed, mixed))
+    if not gap <= _MAX_MIXED * effect:
+        raise ModelError(
+            f"{setting}: {name} ({config._attn_implementation} attention) mixes packed rows. Behind another row, the "
+            f"logits of a short row move by {gap:.2g}; if it reads all of that row, by {effect:.2g}. Leave it out."
+        )
+
+
+def _logits(model: Any, ids: torch.Tensor, positions: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Return the logits of the last 8 tokens, shape (8, V), float32."""
+    logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False, **kwargs).logits
+    return logits[0, -8:].float()
+
+
 class PackedRows:
     """A model for TRL's `_get_per_token_logps_and_entropies` to call.
 
     Args:
         model: A causal language model, perhaps wrapped for several processes.
         causal: The language model inside, without adapter or wrapper.
-
-    Raises:
-        ModelError: If a layer of the model would mix packed rows.
+        checked: The models that `check_packing` has passed; the first pass checks `causal` and adds it.
+        in_pairs: Whether each row shares a row with another one, however long that gets, so that the guard of the first
+            batch compares packed rows.
     """
 
-    def __init__(self, model: Any, causal: Any) -> None:
-        config = causal.config.get_text_config()
-        layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
-        if layers or getattr(causal, "_is_stateful", False):
-            raise ModelError(
-                f"packing=True: {type(causal).__name__} has layers other than attention "
-                f"({', '.join(sorted(layers)) or 'recurrent ones'}), which cannot keep packed rows apart. Set "
-                "packing=False."
-            )
-        if not accepts_positions(type(causal)):
-            raise ModelError(
-                f"packing=True: {type(causal).__name__} takes no position_ids, which tell packed rows apart. Set "
-                "packing=False."
-            )
-        self.model = model
-        self._is_flash = "flash" in (config._attn_implementation or "")
+    def __init__(self, model: Any, causal: Any, checked: MutableSet[Any], *, in_pairs: bool = False) -> None:
+        self.model, self.causal, self.checked, self.in_pairs = model, causal, checked, in_pairs
 
     def __call__(
         self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **kwargs: Any
@@ -82,13 +119,17 @@ class PackedRows:
             **kwargs: Further arguments of the model's forward.
 
         Raises:
-            ModelError: For a router's loss.
+            ModelError: For a router's loss, or if the model mixes packed rows.
         """
         if kwargs.get("output_router_logits"):
             raise ModelError("packing=True: the router's loss of a mixture of experts counts padded rows.")
+        if self.causal not in self.checked:
+            check_packing(self.model, self.causal, input_ids.device)
+            self.checked.add(self.causal)
         mask, positions_BL = attention_mask.bool(), position_ids(attention_mask)
         lengths = mask.sum(1).tolist()
-        packed = pack(lengths, sum(lengths) if self._is_flash else max(lengths))
+        is_flash = "flash" in (self.causal.config.get_text_config()._attn_implementation or "")
+        packed = pack(lengths, sum(lengths) if is_flash else sum(sorted(lengths)[-1 - self.in_pairs :]))
         row_B, start_B = torch.zeros(2, len(lengths), dtype=torch.long, device=input_ids.device)
         ends = []
         for index, rows in enumerate(packed):

@@ -23,7 +23,7 @@ from llm_envs.errors import InvalidConfigError, ProcessFailedError
 from llm_envs.rollout.concurrency import AUTO, FIRST
 from llm_envs.tracking.progress import can_draw
 
-__all__ = ["check_same_rows", "episode_limit", "raise_on_all_ranks", "set_for_machine"]
+__all__ = ["check_same_rows", "episode_limit", "function_limit", "raise_on_all_ranks", "set_for_machine"]
 
 
 @contextmanager
@@ -97,8 +97,7 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     limit: float | None = args.max_episode_s
     if args.world_size == 1:
         return limit
-    # transformers does not pass ddp_timeout on for CPUs.
-    timeout_s = default_pg_timeout.total_seconds() if args.use_cpu else float(args.ddp_timeout)
+    timeout_s = _group_timeout(args)
     # Only `max_concurrency` episodes run at once, so a rollout takes up to this many times an episode's limit.
     n_turns = max(1, -(-n_episodes // (FIRST if args.max_concurrency == AUTO else args.max_concurrency)))
     if limit is None:
@@ -111,6 +110,33 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
             f"under way), and a process that waits for it gives up after {timeout_s:g} s: lower max_episode_s{instead}."
         )
     return limit
+
+
+def function_limit(args: Any) -> float:
+    """Return the time limit of one call of a user's function in seconds: `max_function_s`, or half of `ddp_timeout`.
+
+    Args:
+        args: A trainer's settings.
+
+    Raises:
+        InvalidConfigError: If other processes would give up waiting before.
+    """
+    timeout_s = _group_timeout(args)
+    limit: float | None = args.max_function_s
+    if limit is None:
+        return timeout_s / 2
+    if args.world_size > 1 and limit >= timeout_s:
+        raise InvalidConfigError(
+            f"max_function_s={limit:g}, and a process that waits for another one gives up after {timeout_s:g} s: lower "
+            f"it{'' if args.use_cpu else ', or raise ddp_timeout'}."
+        )
+    return limit
+
+
+def _group_timeout(args: Any) -> float:
+    """Return the process group's timeout in seconds."""
+    # transformers does not pass ddp_timeout on for CPUs.
+    return default_pg_timeout.total_seconds() if args.use_cpu else float(args.ddp_timeout)
 
 
 def set_for_machine(args: Any) -> None:

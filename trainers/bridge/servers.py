@@ -6,12 +6,13 @@ process.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from accelerate.utils import broadcast_object_list
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.policies.vllm.checkpoints import read_tensors
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.policies.vllm.launcher import start_servers
+from llm_envs.policies.vllm.scoring import TokenScorer
 from llm_envs.policies.vllm.server import VLLMServerPolicy
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_whole
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
-from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+from llm_envs.trainers.bridge.weight_sync import NO_IMAGES, ColocatedEngine
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -156,6 +161,8 @@ class ServerEngines(ColocatedEngine):
         except BaseException:
             self._opened.__exit__(*sys.exc_info())  # the servers' logs are kept
             raise
+        with suppress(ModelError):  # refused when weights are sent
+            self._served = self.policy.served_shapes
         has_others = self.accelerator.num_processes > 1 or settings.ray is not None
         is_first_of_many = self.accelerator.is_main_process and has_others
         if settings.vllm_transport in GROUP_TRANSPORTS and is_first_of_many:
@@ -177,14 +184,14 @@ class ServerEngines(ColocatedEngine):
         settings = self._settings
         scratch = self._opened.enter_context(TemporaryDirectory())
         args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *transfer_args(settings.vllm_transport)]
-        args += shlex.split(settings.server_args)
+        args += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES), *shlex.split(settings.server_args)]
         if self.max_model_length is not None:
             args += ["--max-model-len", str(self.max_model_length)]
         devices = _free_devices(settings.vllm_num_servers)
         servers = start_servers(self._source(Path(scratch)), settings.vllm_num_servers, args=args, devices=devices)
         return self._opened.enter_context(servers).urls
 
-    def sync_weights(self) -> None:
+    def _send(self) -> None:
         """Send the trainer's current weights to all servers. All processes call this, before the first episode."""
         # A sharded weight is gathered by all processes together, so each goes through all of them, whatever fails.
         kept = [
@@ -194,6 +201,7 @@ class ServerEngines(ColocatedEngine):
         checkpoint = None
         with raise_on_all_ranks():
             if self.accelerator.is_main_process:
+                kept += self._untrained({name for name, _ in kept})
                 checkpoint = self.policy.prepare(kept, self._version())
         # All follow before the servers change: a process whose episodes are running would send the old weights back.
         self._follow(checkpoint)
@@ -201,6 +209,19 @@ class ServerEngines(ColocatedEngine):
             if self.accelerator.is_main_process:
                 self.policy.send(checkpoint)
         self._follow(self.policy.checkpoint)  # a server that refused a delta has a whole checkpoint now
+
+    def _untrained(self, names: set[str]) -> list[tuple[str, torch.Tensor]]:
+        """Return the served checkpoint's tensors that the trained model lacks: servers load whole checkpoints."""
+        missing = [name for name in self._served or {} if name not in names and not name.endswith("lm_head.weight")]
+        return read_tensors(self.policy.served_checkpoint, missing) if missing else []
+
+    def _score(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Return the first server's log-probabilities of ids, shape (T,). All processes call this."""
+        with raise_on_all_ranks():  # nobody sends other weights before all have asked
+            scorer = TokenScorer(self.policy.urls[0], api_key=os.environ.get(API_KEY))
+            (logps,) = scorer.score_tokens([ids])
+            scorer.close()
+        return logps
 
     def _follow(self, checkpoint: Any) -> None:
         (checkpoint,) = broadcast_object_list([checkpoint])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from llm_envs.errors import ModelError
 from llm_envs.policies.inference.positions import position_ids
@@ -55,12 +55,15 @@ class SharedPrompts:
         ids, mask = prompts.unbind(dim=1)
         # Only the cache is needed: one logit is the least that a model can be asked for.
         prefix = {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids(mask)}
-        cache = self.model(**prefix, use_cache=True, logits_to_keep=1).past_key_values
-        kinds = {type(layer).__name__ for layer in getattr(cache, "layers", [None])}
-        if kinds != {DynamicLayer.__name__}:
+        outputs = self.model(**prefix, use_cache=True, logits_to_keep=1)
+        # Recurrent models return no such cache, or a subclass with further states.
+        cache: Any = getattr(outputs, "past_key_values", None)
+        parts = [cache, *getattr(cache, "layers", ())]
+        kinds = {type(part).__name__ for part in parts} - {DynamicLayer.__name__, DynamicCache.__name__}
+        if kinds:
             raise ModelError(
-                f"share_prompts=True: rows can continue only from keys and values of all tokens; this model has "
-                f"{', '.join(sorted(kinds))} (sliding windows and recurrent layers do). Set share_prompts=False."
+                f"share_prompts=True: rows can continue only from keys and values of all tokens; this model's cache "
+                f"is, or has, {', '.join(sorted(kinds))} (sliding windows, recurrent layers). Set share_prompts=False."
             )
         cache.batch_select_indices(rows_B)
         rest = {"input_ids": input_ids[:, n:], "position_ids": position_ids(attention_mask)[:, n:]}

@@ -1,29 +1,42 @@
-"""Copies the trainer's weights to the sampling engine.
-
-An adapter is merged for the engine, and afterwards the base weights are restored bit for bit. Subtracting the adapter
-again would not do: W + BA - BA is not W in floating point, and the base would drift with every sync.
-"""
+"""Copies the trainer's weights to the sampling engine, and checks before the first copy that it can have them."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers.core_model_loading import revert_weight_conversion
 from trl.generation.vllm_generation import VLLMGeneration
 
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy, load_engine
+from llm_envs.rollout.sync import SyncRunner
+from llm_envs.trainers.bridge.engine_weights import (
+    base_weights,
+    check_mergeable,
+    checkpoint_weights,
+    describe_adapter,
+    kept_base,
+    merged_layers,
+)
+from llm_envs.trainers.bridge.probe import check_engine_follows
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ColocatedEngine", "merged_layers", "single_experts"]
+__all__ = ["NO_IMAGES", "ColocatedEngine"]
+
+
+NO_IMAGES = {"image": 0, "video": 0, "audio": 0}
+"""vLLM's limits for a model of text and images: turns are tokens, so it needs no memory and no processor for others."""
 
 
 class ColocatedEngine(VLLMGeneration):
@@ -40,6 +53,9 @@ class ColocatedEngine(VLLMGeneration):
         seed: Seed of the engine.
         version: Returns the version of the trainer's current weights: its step.
         **kwargs: Arguments of TRL's `VLLMGeneration`.
+
+    Raises:
+        InvalidConfigError: If the model has an adapter that cannot be merged into weights.
     """
 
     def __init__(
@@ -54,6 +70,10 @@ class ColocatedEngine(VLLMGeneration):
     ) -> None:
         self._seed, self._version, self._tokenizer = seed, version, processing_class
         self.policy: VLLMEnginePolicy
+        self._served: Mapping[str, tuple[int, ...]] | None = None
+        """Names and shapes of the checkpoint that the engine was started on; None if it has no safetensors here."""
+        self._is_checked = False
+        check_mergeable(accelerator.unwrap_model(model))
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
     def _init_vllm(self) -> None:
@@ -69,12 +89,17 @@ class ColocatedEngine(VLLMGeneration):
             "model_impl": self.model_impl,
             "trust_remote_code": self.trust_remote_code,
             "enable_sleep_mode": self.enable_sleep_mode,
+            "limit_mm_per_prompt": NO_IMAGES,
         }
         is_one_of_many = self.accelerator.num_processes > 1
         if is_one_of_many:
             settings["distributed_executor_backend"] = "external_launcher"
         with tempfile.TemporaryDirectory() as scratch:
-            self.llm = load_engine(self._source(Path(scratch)), **settings)
+            source = self._source(Path(scratch))
+            if (folder := find_checkpoint(source)) is not None:
+                with suppress(ModelError):
+                    self._served = tensor_shapes(folder)
+            self.llm = load_engine(source, **settings)
         if is_one_of_many and (finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None)):
             finalizer.detach()  # otherwise the engine's end would destroy the trainer's process groups
         group = None
@@ -97,8 +122,50 @@ class ColocatedEngine(VLLMGeneration):
         return str(scratch)
 
     def sync_weights(self) -> None:
-        """Copy the trainer's current weights to the engine. TRL calls this before the first rollout of a step."""
+        """Copy the trainer's current weights to the engine. TRL calls this before the first rollout of a step.
+
+        Raises:
+            ModelError: The first time, if the engine's checkpoint has other names or shapes.
+            InvalidConfigError: The first time, if the engine cannot have what an adapter trains.
+        """
+        if not self._is_checked:
+            self._check()
+            self._is_checked = True
+        self._send()
+
+    def _send(self) -> None:
         self.policy.update_weights(self._iter_named_params(), self._version())
+
+    def _check(self) -> None:
+        """Check the names and shapes that the engine would get, and, on whole weights, that an adapter has its effect.
+
+        vLLM ignores, or fails at, what it does not know, and keeps its own weights for what it does not get.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        is_adapted = is_peft_model(model)
+        try:
+            sent = {name: tuple(value.shape) for name, value in self._iter_named_params()}
+        except LLMEnvsError:
+            raise
+        except Exception as error:  # each kind of adapter has its own
+            if not is_adapted:
+                raise
+            raise InvalidConfigError(
+                f"peft_config={describe_adapter(model)}: the adapter cannot be merged into the weights that vLLM "
+                f"samples with ({type(error).__name__}: {error}). Leave that setting out, or set use_vllm=False."
+            ) from error
+        if self._served is not None:
+            # The engine keeps tensors that the model lacks (the image part, buffers).
+            check_same_tensors({**self._served, **sent}, self._served, f"the trained {type(model).__name__}")
+        if is_adapted and not (self._dist.is_fsdp or self._dist.is_zero3):
+            check_engine_follows(model, self._send, self._score)
+
+    def _score(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """Return the engine's log-probabilities of ids, shape (T,)."""
+        runner = SyncRunner()
+        (logps,) = runner.run(lambda: self.policy.token_logps([ids]))
+        runner.close()
+        return logps
 
     def close(self) -> None:
         """End the engine, whose cache would otherwise stay in memory. With several processes only the policy ends."""
@@ -106,93 +173,18 @@ class ColocatedEngine(VLLMGeneration):
             self.llm.llm_engine.engine_core.shutdown()
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Iterate over the weights under the engine's names, with adapters merged and experts apart."""
-        return single_experts(self.accelerator.unwrap_model(self.model), self._iter_merged())
+        """Iterate over the weights as the model's checkpoint has them, with adapters merged."""
+        return checkpoint_weights(self.accelerator.unwrap_model(self.model), self._iter_merged())
 
     def _iter_merged(self) -> Iterator[tuple[str, torch.Tensor]]:
         model: Any = self.model
-        if not is_peft_model(model) or self._dist.is_zero3:  # ZeRO-3 merges into gathered copies, and drops them
+        if not is_peft_model(model):
             yield from super()._iter_named_params()
+        elif self._dist.is_zero3:  # merges into gathered copies, and drops them
+            yield from base_weights(super()._iter_named_params(), model.prefix)
         elif self._dist.is_fsdp:
-            with _kept(model):  # the shards of this process
-                yield from super()._iter_named_params()
+            with kept_base(model):  # the shards of this process
+                yield from base_weights(super()._iter_named_params(), model.prefix)
         else:
             for name, value in merged_layers(model):
-                if "original_module" not in name:  # the untrained copy of a fully trained module
-                    yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), value
-
-
-def single_experts(
-    model: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters as the checkpoints of a mixture of experts have them: each expert for itself, under its name."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not any(".experts." in name for name, _ in base.named_parameters()):
-        yield from named_parameters
-        return
-    for name, value in named_parameters:
-        yield from revert_weight_conversion(base, {name: value}).items()
-
-
-def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters of a PEFT model under its base model's names, merging one adapted layer at a time.
-
-    The model itself is unchanged whenever a pair is yielded.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    adapted: dict[str, Any] = {
-        name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)
-    }
-    outer = [name for name in adapted if not any(name[:at] in adapted for at, sign in enumerate(name) if sign == ".")]
-    # If two layers share a weight, the first one owns it, as in `named_parameters`.
-    owner = {id(parameter): name for name in reversed(outer) for parameter in adapted[name].parameters()}
-    merged: dict[str, dict[str, torch.Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        if model.prefix in name:
-            continue
-        layer = owner.get(id(parameter))
-        if layer is None:
-            yield _base_name(name), parameter.data
-            continue
-        if layer not in merged:
-            merged = {layer: _merged(adapted[layer], model.prefix)}
-        yield _base_name(name), merged[layer][name.removeprefix(f"{layer}.")]
-
-
-def _base_name(name: str) -> str:
-    return name.removeprefix("base_model.model.").replace(".base_layer", "")
-
-
-def _merged(layer: Any, prefix: str) -> dict[str, torch.Tensor]:
-    """Return copies of an adapted layer's weights with the adapter merged; the layer itself is unchanged."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    parts = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
-    with _kept(layer, prefix):
-        for part in parts:
-            part.merge()
-        copies = {name: value.detach().clone() for name, value in layer.named_parameters() if prefix not in name}
-        for part in reversed(parts):
-            part.unmerge()
-    return copies
-
-
-@contextmanager
-def _kept(module: Any, prefix: str | None = None) -> Iterator[None]:
-    """Restore the base weights of a module's adapted layers after the block."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    prefix = prefix or module.prefix
-    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
-    base = {id(p): p for layer in layers for name, p in layer.named_parameters() if prefix not in name}
-    before = {key: parameter.detach().clone() for key, parameter in base.items()}
-    try:
-        yield
-    finally:
-        for layer in layers:
-            if layer.merged:  # the iteration was stopped early
-                layer.unmerge()
-        with torch.no_grad():
-            for key, parameter in base.items():
-                parameter.copy_(before[key])
+                yield self._fix_param_name_to_vllm(name), value

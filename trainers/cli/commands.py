@@ -29,6 +29,7 @@ from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
 from llm_envs.trainers.bridge.teacher import load_teacher
 from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
     AGENT,
     ENV,
@@ -248,7 +249,8 @@ def _run(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, checkpoint: st
         if chosen.dry_run:
             print(describe_training(trainer, colour=sys.stdout.isatty()))
             return 0
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with resumable(trainer):
+            trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
         trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
         if trainer.accelerator.is_main_process:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pkgutil
 import re
@@ -22,6 +21,7 @@ from llm_envs.cli.agent_option import AGENT_HELP, check_one, load_agent
 from llm_envs.cli.arguments import concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
@@ -184,9 +184,9 @@ def read_environment(text: str | None) -> Any:
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return text
     try:
-        return json.loads(text)
+        return strict_json(text)
     except ValueError as error:
-        raise InvalidConfigError(f"--env {text!r} is no JSON ({error}).") from error
+        raise InvalidConfigError(f"--env {text!r:.200} is no JSON ({error}).") from error
 
 
 def read_algorithm(text: str | None) -> Algorithm | None:

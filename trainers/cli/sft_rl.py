@@ -30,15 +30,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import yaml  # type: ignore[import-untyped]
 from accelerate import PartialState
 from trl import ModelConfig
 
+from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
 from llm_envs.trainers.bridge.checks import check_env_kwargs
 from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
     ENV,
     Switch,
@@ -183,7 +184,8 @@ def train_sft(settings: SFTRLSettings) -> Path:
     args = settings.sft_config
     checkpoint = resume_point(args, "SFT", _rank(settings))
     trainer = _sft_trainer(settings, args)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    with resumable(trainer, "--sft.resume-from-checkpoint"):
+        trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     return Path(str(args.output_dir))
 
@@ -194,7 +196,8 @@ def train_rl(settings: SFTRLSettings) -> Path:
     checkpoint = resume_point(args, "GRPO", _rank(settings))
     trainer = _rl_trainer(settings, args)
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with resumable(trainer, "--mode rl --rl.resume-from-checkpoint"):
+            trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
     finally:
         trainer.close()
@@ -295,7 +298,10 @@ def _sections(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, 
         if value is None and (not left or left[0].startswith("--")):
             raise InvalidConfigError(f"{option}: the value behind it is missing.")
         text = left.pop(0) if value is None else value[1:]
-        changes.setdefault(section, {})[name.replace("-", "_")] = yaml.safe_load(text)
+        try:
+            changes.setdefault(section, {})[name.replace("-", "_")] = read_yaml_text(text)
+        except ValueError as error:
+            raise InvalidConfigError(f"{option}: {text:.200} is not YAML ({error}).") from error
     return rest, changes
 
 

@@ -112,6 +112,13 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_function_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "the run ends. None: half of ddp_timeout."
+        },
+    )
     max_concurrency: int | str = field(
         default=128,
         metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},

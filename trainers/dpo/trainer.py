@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -30,18 +31,21 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import Selector, to_groups
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import load_training_tokenizer
+from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
-from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
+from llm_envs.trainers.bridge.ranks import check_same_rows, function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
 from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
 from llm_envs.trainers.dpo.pairs import (
@@ -58,7 +62,7 @@ from llm_envs.trainers.dpo.record import RecordsPairs
 from llm_envs.trainers.dpo.rounds import RoundRows, items_of_play, share_of_round, shortened_round, too_few_pairs
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.setup import make_splits, temporarily
-from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
+from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter, keeping_base
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -68,11 +72,17 @@ __all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
 
 logger = logging.getLogger(__name__)
 
+MEANS_OF_PAIRS = (
+    *("logps/chosen", "logps/rejected", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
+    "aux_loss",
+)
+"""TRL's names whose means are over pairs."""
+
 MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer):
+class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).
@@ -137,7 +147,8 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         self._codec = ChatCodec(tokenizer, thinking=args.thinking)
-        self._selector, self._has_own_selector = selector or make_selector(args), selector is not None
+        self._selector = limited(selector, function_limit(args), "the selector") if selector else make_selector(args)
+        self._has_own_selector = selector is not None
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
         self.pairs: list[dict[str, Any]] = []
@@ -152,7 +163,7 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         copy_single_heads()
         precompute = args.precompute_ref_log_probs and env is None
         self._makes_reference_later = ref_model_fn is not None
-        with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):
+        with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None), keeping_base(model):
             super().__init__(
                 model,
                 args=args,
@@ -165,18 +176,16 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
             )
         self.precompute_ref_logps = args.precompute_ref_log_probs
         self._makes_reference_later = False
+        check_scorable(self.accelerator.unwrap_model(self.model))
         self._reference.start(self)
         self.add_callback(StepEnd(self._end_step))
-        for name, count in self.overlong_pairs.items():
-            self._metrics["train"][f"pairs/{name}"].append(float(count))
+        self._metrics["train"] |= {f"pairs/{name}": [float(n)] for name, n in self.overlong_pairs.items()}
         if self._is_online:
             self._start_online(group_filter)
 
     def _load_pairs(self, source: Any, eval_source: Any, args: EnvDPOConfig) -> dict[str, Dataset]:
         """Offline, load all pairs; return TRL's arguments for them."""
-        # User code may select the pairs: an error on one process must stop the others too.
-        with raise_on_all_ranks():
-            self.pairs = self._load(source, args)
+        self.pairs = self._load(source, args)
         check_same_rows(self.pairs, "pairs")
         datasets = {"train_dataset": as_dataset(self.pairs, args)}
         if eval_source is not None:
@@ -185,13 +194,15 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
 
     def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
         """Return the pairs of a data set that fit `max_length`."""
-        rows = load_pairs(source, self._codec, args, self._selector)
-        fitting = self._fit(rows, args)
-        if not fitting:
-            raise InvalidConfigError(
-                f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or equal "
-                "up to their cut. Raise it."
-            )
+        # User code may select the pairs: an error on one process must stop the others too.
+        with raise_on_all_ranks():
+            rows = load_pairs(source, self._codec, args, self._selector)
+            fitting = self._fit(rows, args)
+            if not fitting:
+                raise InvalidConfigError(
+                    f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or "
+                    "equal up to their cut. Raise it."
+                )
         return fitting
 
     def _fit(self, rows: list[dict[str, Any]], args: EnvDPOConfig) -> list[dict[str, Any]]:
@@ -219,6 +230,7 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         """Return TRL's rows with the reference's log-probabilities; without them if our reference is made later."""
         if self._makes_reference_later:
             return dataset
+        self._reference.check_start(self, is_asked_once=True)
         return super()._precompute_ref_logps(dataset, name, batch_size)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -228,9 +240,21 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         columns += [name for name in MASKS if name not in columns]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        """Return TRL's loss; measure the KL for a moving reference."""
-        trained: Any = self.model
-        if self._reference.update_fn is None or not trained.training:
+        """Return TRL's loss; log its statistics as exact means, and measure the KL for a moving reference."""
+        with self._counting_all():
+            result = self._measured_loss(model, inputs, return_outputs)
+        mask = inputs["completion_mask"][..., 1:]
+        chosen, rejected = ((n, n) for n in mask.sum(1).view(2, -1).sum(1))
+        both, pairs = mask.sum(), torch.tensor(len(mask) // 2, device=mask.device)
+        weights = {"entropy": (both, both), "mean_token_accuracy": chosen}
+        weights |= {"logits/chosen": chosen, "logits/rejected": rejected}
+        self._weigh(weights | dict.fromkeys(MEANS_OF_PAIRS, (pairs, pairs)))
+        if self._mode == "eval":
+            self._add_means(pairs, {"loss": result[0] if isinstance(result, tuple) else result})
+        return result
+
+    def _measured_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        if self._reference.update_fn is None or self._mode == "eval":
             return super()._compute_loss(model, inputs, return_outputs)
         # TRL returns sums over rows, and the KL needs each token: read what the forward passes of both models return.
         modules = [self.accelerator.unwrap_model(part) for part in (model, self.ref_model) if part is not None]
@@ -246,6 +270,8 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
         self._record_step()
         kl = self._reference.meter.take(self.accelerator)
+        if self._is_skipped:  # its KL may be NaN
+            return
         if kl is not None:
             self._metrics["train"]["reference/kl"].append(kl)
         self._reference.end_step(self, kl)
@@ -270,7 +296,7 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": [choice.env_id for choice in self.items["train"].source.choices], "seed": args.seed},
-            group_filter=group_filter,
+            group_filter=group_filter and limited(group_filter, function_limit(args), "the group_filter"),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,
@@ -361,8 +387,8 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
             rows = self._player.play(items, mode="train", step=number, group_size=size, upcoming=coming)
             self._player.learn()
             self.last_trajectories = rows
-            metrics = {f"env/{name}": value for name, value in self._player.metrics("train").items()}
-            for name, value in (metrics | self._player.use_metrics(rows, step)).items():
+            self._take_episodes("train", self._player.totals("train"))
+            for name, value in self._player.use_metrics(rows, step).items():
                 self._metrics["train"][name].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
@@ -430,15 +456,13 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         super()._save(output_dir, state_dict)
         drop_reference_adapter(self, output_dir)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, the reference, and online the state of the current round and the player."""
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+    def _save_own(self, folder: Path) -> None:
+        """Save the reference, and online the state of the current round and the player."""
         if self._is_online:
             self._player.save_begun(folder / "ahead")
-        if self.args.should_save:  # first: the state that `super` writes last makes the checkpoint complete
+        if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STATE_FILE).write_text(json.dumps(self._own_state(folder)) + "\n")
-        super()._save_checkpoint(model, trial)
 
     def _own_state(self, folder: Path) -> dict[str, Any]:
         """Return the state that a checkpoint needs besides TRL's; write a moving reference's weights."""
@@ -453,7 +477,7 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         return state
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        """Load TRL's checkpoint and the parts that `_save_own` added."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,6 +43,7 @@ from llm_envs.trainers.functional.pairs import (
     PairSelector,
     best_worst_pairs,
     dpo_loss,
+    ipo_loss,
     pair_log_ratios,
     sequence_log_ratios,
 )
@@ -111,12 +112,13 @@ class Algorithm:
     """`(rewards_B, group_ids_B) -> pairs_P2`; together with `pair_loss_fn` it adds a loss on pairs."""
     pair_loss_fn: PairLossFn | None = None
     """`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`."""
-    pair_average: bool = False
-    """Whether log-ratios of pairs are means over tokens (IPO) instead of sums."""
+    pair_average: bool | None = None
+    """Whether log-ratios of pairs are means over tokens instead of sums; None: they are for `ipo_loss` only."""
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
     branches: float = 0.0
-    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew."""
+    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew. At
+    least two do."""
     branch_at: Literal["every_turn", "least_sure", "disagreement"] | Callable[..., Any] = "every_turn"
     """Where branches begin: a function of `rollout.tree` by name, or `(roots, n) -> n pairs (root, turn)`."""
     overlong: float = 0.0
@@ -141,12 +143,21 @@ class Algorithm:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
         if not 0.0 <= self.branches < 1.0:
             raise ValueError(f"branches is {self.branches}; it must be from 0 to below 1, as some episodes begin anew.")
+        if self.branches and self.pair_loss_fn is not None:
+            raise ValueError(
+                f"branches is {self.branches}, and the algorithm learns from pairs: a branch and its root would be a "
+                "pair, and the branch has only the tokens from the branching point on. Set branches=0."
+            )
         if not callable(self.branch_at) and self.branch_at not in ("every_turn", "least_sure", "disagreement"):
             raise ValueError(
                 f"branch_at is {self.branch_at!r}; it must be 'every_turn', 'least_sure', 'disagreement' or a function."
             )
         if not 0.0 <= self.overlong <= 1.0:
             raise ValueError(f"overlong is {self.overlong}; it must be from 0 to 1.")
+        if self.overlong and self.needs_teacher:
+            raise ValueError(
+                f"overlong is {self.overlong}, which lowers the reward, and ignore_reward reads none: set overlong=0."
+            )
         if not math.isfinite(self.entropy_coef):
             raise ValueError(f"entropy_coef is {self.entropy_coef}; it must be a finite number.")
         if not callable(self.kl_coef) and not 0.0 <= self.kl_coef < float("inf"):
@@ -155,6 +166,37 @@ class Algorithm:
             check_reward_estimator(self.kl_estimator)
         if self.kl_fn is not None and not self.kl_coef:
             raise ValueError("kl_fn is given, but kl_coef=0, so it would have no effect: set kl_coef above 0.")
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Raise for a field that was changed and has no effect."""
+        changed_kl_in = self.kl_in != "loss"
+        unused = (
+            ("constant", self.constant is not None and self.normalisation != "constant", "normalisation='constant'"),
+            ("pair_average", self.pair_average and self.pair_loss_fn is None, "a pair_loss_fn"),
+            ("branch_at", self.branch_at != "every_turn" and not self.branches, "branches above 0"),
+            ("kl_in", changed_kl_in and not self.kl_coef, "a kl_coef above 0"),
+            ("kl_in", self.kl_in == "advantage" and self.loss_fn is None, "a loss_fn, which reads the advantages"),
+            ("kl_in", self.kl_in == "reward" and self.needs_teacher, "an advantage_fn that reads the reward"),
+        )
+        for name, has_no_effect, condition in unused:
+            if has_no_effect:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, which has no effect without {condition}: leave it out."
+                )
+
+    def at(self, kl_coef: float) -> Algorithm:
+        """Return the algorithm with the present coefficient of a schedule; without a KL where that is 0."""
+        if not kl_coef:
+            return replace(self, kl_coef=0.0, kl_fn=None, kl_in="loss")
+        return replace(self, kl_coef=kl_coef)
+
+    @property
+    def averages_pairs(self) -> bool:
+        """Whether log-ratios of pairs are means over tokens: `pair_average`, or as the loss is defined."""
+        if self.pair_average is not None:
+            return self.pair_average
+        return getattr(self.pair_loss_fn, "func", self.pair_loss_fn) is ipo_loss
 
     @property
     def kl_estimator(self) -> KLFn:
@@ -242,14 +284,14 @@ def _pair_term(
     """Return the mean loss of the batch's pairs, 0 without pairs, and its statistics."""
     assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
     if batch.pair_slopes_B is not None:
-        ratios_B = sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=algorithm.pair_average)
+        ratios_B = sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=algorithm.averages_pairs)
         losses_B = _needed(batch.pair_losses_B, "pair_losses_B", algorithm)
         # The difference is 0 in value, so the loss is exact, and its gradient is slope times the row's own gradient.
         return (losses_B + batch.pair_slopes_B * (ratios_B - ratios_B.detach())).sum(), {}
     rewards_B = _needed(batch.rewards_B, "rewards_B", algorithm)
     pairs_P2 = algorithm.pair_selector(rewards_B, _needed(batch.group_ids_B, "group_ids_B", algorithm))
     chosen_P, rejected_P = pair_log_ratios(
-        logps_BT, reference_BT, batch.mask_BT, pairs_P2, average=algorithm.pair_average
+        logps_BT, reference_BT, batch.mask_BT, pairs_P2, average=algorithm.averages_pairs
     )
     losses_P = algorithm.pair_loss_fn(chosen_P, rejected_P)
     n_pairs = losses_P.new_tensor(float(len(pairs_P2)))

@@ -201,7 +201,8 @@ def ipo_loss(
     """Return `(chosen - rejected - 1 / (2 beta))^2`: IPO ("A General Theoretical Paradigm ...", arXiv 2310.12036).
 
     Args:
-        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL do.
+        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL do; an `Algorithm`
+            with this loss gives it means.
         rejected_log_ratios_P: Shape (P,).
         beta: The paper's tau.
 

@@ -21,9 +21,10 @@ from llm_envs.evaluation.hacking import (
     watch_kl,
 )
 from llm_envs.rewards import RewardFn, score_trajectories
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import derive_seed
 from llm_envs.trainers.bridge.credit import EpisodeRewards
-from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
+from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.grpo.base import EpisodeTrainer
 
 __all__ = ["RewardHackingAlarm", "observe_sample"]
@@ -65,7 +66,8 @@ class RewardHackingAlarm(TrainerCallback):
         if on_alarm not in ("warn", "stop"):
             raise InvalidConfigError(f"on_alarm is {on_alarm!r}; it must be 'warn' or 'stop'.")
         self.alarms: list[Alarm] = []
-        self._trainer, self._second_score, self._on_alarm = trainer, second_score, on_alarm
+        self._trainer, self._on_alarm = trainer, on_alarm
+        self._second_score = limited(second_score, function_limit(trainer.args), "second_score")
         self._settings, self.watched = settings or AlarmSettings(), AlarmState()
         self._seen: EpisodeRewards | None = None
         self._late: dict[str, float] = {}
@@ -106,7 +108,7 @@ class RewardHackingAlarm(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Watch the KL that the trainer has logged."""
-        if logs and "kl" in logs:
+        if logs and logs.get("kl") is not None:  # None: TRL had nothing to average
             self.watched, metrics, alarms = watch_kl(
                 self.watched, float(logs["kl"]), step=state.global_step, settings=self._settings
             )

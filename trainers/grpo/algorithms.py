@@ -6,14 +6,15 @@ entropy bonus, pairs, dynamic sampling and overlong punishment.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.rollout.filters import GroupFilter, create_spread_filter
+from llm_envs.rollout.tree import n_roots
 from llm_envs.trainers.bridge.checks import as_algorithm
 from llm_envs.trainers.bridge.unused_settings import SAID_BY_THE_ALGORITHM, is_changed
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, create_algorithm_schedule
@@ -211,7 +212,7 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         InvalidConfigError: If a field is unknown or a value is invalid.
     """
     try:
-        given = json.loads(settings) if isinstance(settings, str) else dict(settings)
+        given = strict_json(settings) if isinstance(settings, str) else dict(settings)
     except ValueError:
         given = None
     if not isinstance(given, dict):
@@ -294,6 +295,7 @@ def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork:
                 f'{algorithm.name!r} weighs each row alike, and with history="template", a context function or an '
                 "agent an episode may have several: take an algorithm that is normalised by tokens or by prompts."
             )
+        n_roots(algorithm.branches, int(args.num_generations or 1))
         if algorithm.pair_loss_fn is not None:
             _check_geometry(args, algorithm.name)
 
@@ -323,5 +325,5 @@ def _kind(algorithm: Algorithm) -> tuple[Any, ...]:
         algorithm.advantage_fn is None,
         algorithm.pair_loss_fn is not None,
         algorithm.dynamic_sampling,
-        bool(algorithm.branches),
+        algorithm.branches,
     )

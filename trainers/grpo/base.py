@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -26,13 +26,15 @@ from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
-from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
+from llm_envs.tracking.describing import describing
+from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
-from llm_envs.trainers.bridge.guard import check_gaps, mean_gap, rounding_of, sampling_gaps
+from llm_envs.trainers.bridge.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.bridge.learned import (
     RecordsLearning,
@@ -42,8 +44,10 @@ from llm_envs.trainers.bridge.learned import (
     rows_of,
     run_record,
 )
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.masking import Normalisation
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
@@ -57,8 +61,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeTrainer"]
 
+UnfilterFn = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
 
-class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
+
+class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
@@ -106,11 +112,16 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         args, n = self.args, self.args.async_generations
         if not n or self._mode != "train":
             return []
-        uses = self._uses["uses"]
-        rows = upcoming_rows(self._sampler.order, inputs, n=n, stride=int(args.generation_batch_size or 1) * uses)
-        numbered = enumerate(rows, start=1)
-        coming = [(self.state.global_step + k * uses // args.gradient_accumulation_steps, some) for k, some in numbered]
-        return [(step, some) for step, some in coming if step < self.state.max_steps]
+        uses, step = self._uses["uses"], self.state.global_step
+        coming = upcoming_rows(
+            self._sampler.order,
+            inputs,
+            n=n,
+            stride=int(args.generation_batch_size or 1) * uses,
+            uses=uses,
+            n_accumulated=int(args.gradient_accumulation_steps),
+        )
+        return [(step + after, rows) for after, rows in coming if step + after < self.state.max_steps]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. Episodes that are still running at the end, or after an error, are dropped."""
@@ -127,11 +138,6 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         if self.use_vllm and self.state.global_step != self._last_loaded_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
-
-    @property
-    def _mode(self) -> str:
-        model: Any = self.model
-        return "train" if model.training else "eval"
 
     def _n_further_rows(self, n_forks: int) -> int:
         """Return how many rows to add for forked episodes: the same number on every process, in whole groups.
@@ -157,34 +163,71 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         """The generation under way in the current mode."""
         return self.generations[self._mode]
 
-    def _guard(self, output: Mapping[str, Any], score: Callable[[Mapping[str, Any]], torch.Tensor]) -> None:
+    def _guard(
+        self,
+        output: Mapping[str, Any],
+        score: Callable[[Mapping[str, Any]], torch.Tensor],
+        unfilter: UnfilterFn,
+    ) -> None:
         """On the first batch, raise if the log-probabilities from sampling differ from those of the trained model.
+
+        Args:
+            output: The batch.
+            score: Returns the trained model's log-probabilities of a batch.
+            unfilter: Removes the sampling filters from the log-probabilities of `rollout_output`.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
         """
         if self._guarded:
             return
-        args = self.args
-        # With `async_generations`, a resumed run begins with episodes of older weights.
-        statistics = off_policy_statistics(self.last_trajectories, self.state.global_step)
-        is_stale = bool(statistics.get("off_policy_share"))
-        none = np.zeros(0, np.float32)
-        own = none if is_stale else sampling_gaps(score, output, args.per_device_train_batch_size)
-        gaps = gather_object([own])
-        if not any(map(len, gaps)):  # no process had a token to compare: try the next batch
+        args, n_rows = self.args, len(output["prompt_ids"])
+        if any(gather_object([self._is_stale(self.last_trajectories)])):
+            # A resumed run begins with episodes of older weights. Compare those that it has begun to play since.
+            trajectories = self._player.newest()
+            if any(gather_object([self._is_stale(trajectories)])):
+                return
+            output = self._padded_rows(trajectories, n_rows, unfilter)
+        own = sampling_gaps(score, output, args.per_device_train_batch_size)
+        gaps = np.concatenate(gather_object([own]))
+        if not len(gaps):  # no process had a token to compare: try the next batch
             return
-        self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap(gaps))
+        self._metrics["train"]["sampling/guard_logps_gap"].append(float(gaps.mean(dtype=np.float64)))
         rounding = rounding_of(precision(self.model, args), is_separate_engine=args.use_vllm)
-        check_gaps(gaps, args.logps_tolerance, rounding)  # all processes stop, or none
+        # All processes stop, or none.
+        check_gaps(gaps, args.logps_tolerance, rounding, self.accelerator.unwrap_model(self.model))
         self._guarded = True
+
+    def _is_stale(self, trajectories: Sequence[Trajectory]) -> bool:
+        return bool(off_policy_statistics(trajectories, self.state.global_step).get("off_policy_share"))
+
+    def _padded_rows(
+        self, trajectories: Sequence[Trajectory], n_rows: int, unfilter: UnfilterFn
+    ) -> dict[str, torch.Tensor]:
+        """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
+        pad_id = int(self._tokenizer.pad_token_id)
+        rows = rollout_output(trajectories, pad_id=pad_id, n_rows=n_rows)
+        rows = unfilter({name: values[:n_rows] for name, values in rows.items()})
+        padded: dict[str, torch.Tensor] = send_to_device(pad_rows(rows, pad_id=pad_id), self.accelerator.device)
+        return padded
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does. A table of completions that cannot be written is left out from then on."""
+        metrics = self._metrics[self._mode]
+        try:
+            super().log(logs, start_time)
+        except Exception:
+            # TRL clears its metrics after the callbacks and before the table: until then the error is a callback's.
+            if metrics or not self.log_completions:
+                raise
+            self.log_completions = False
+            with describing("the table of completions (log_completions)"):
+                raise
 
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
-        metrics = self._player.metrics(mode)
-        for name, value in metrics.items():
-            self._metrics[mode][f"env/{name}"].append(value)
+        self._take_episodes(mode, self._player.totals(mode))
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
@@ -248,9 +291,12 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         # times. DeepSpeed's engine steps at every backward pass.
         has_means = self.loss_type == "bnpo" or self._entropy_bonus_enabled or self.aux_loss_enabled
         is_whole = has_means or self.is_deepspeed_enabled
-        if n_rows <= size or self._mode != "train" or is_whole:
+        if self._mode == "eval":
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
+            self._add_means(self._n_loss_items(inputs), {"loss": loss})
             return loss
+        if n_rows <= size or is_whole:
+            return super().compute_loss(model, inputs, *args, **kwargs)
         done = torch.zeros((), device=self.accelerator.device)
         for start in range(0, n_rows, size):
             part = {key: slice_rows(value, start, start + size) for key, value in inputs.items()}
@@ -261,6 +307,13 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
                 self.accelerator.backward(loss)
             done = done + loss.detach()
         return done
+
+    def _n_loss_items(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return how many tokens, prompts or rows the loss of an evaluation's batch is a mean over."""
+        of_trl: Normalisation = "token" if self.loss_type in ("cispo", "dapo", "vespo") else "sequence"
+        normalisation = of_trl if self._algorithm is None else self._algorithm.normalisation
+        mask_BT, n_tokens = batch_from_trl(inputs).mask_BT, inputs["num_items_in_batch"]
+        return torch.as_tensor(self._shares.denominator(normalisation, mask_BT, n_tokens, constant=1.0))
 
     @property
     def _shares(self) -> StepShares:
@@ -282,10 +335,6 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         kwargs: Any = self.args.gradient_checkpointing_kwargs
         context: AbstractContextManager[None] = disable_gradient_checkpointing(model, kwargs)
         return context
-
-    def _log_mean(self, name: str, value: torch.Tensor) -> None:
-        """Log the mean of a scalar over the processes, ignoring NaN (a process with nothing to report)."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).nanmean().item())
 
     def _log_max(self, name: str, value: torch.Tensor) -> None:
         """Log the maximum of a scalar over the processes."""
@@ -318,10 +367,8 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         super()._save(output_dir, state_dict)
         drop_reference_adapter(self, output_dir)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, the unused part of the generation, and the state that the next generation needs."""
-        # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+    def _save_own(self, folder: Path) -> None:
+        """Save the unused part of the generation, and the state that the next generation needs."""
         folder.mkdir(parents=True, exist_ok=True)
         uses = self._uses
         taken = self._step % uses["uses"]
@@ -335,10 +382,9 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
             state |= {} if self.algorithms is None else self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
-        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        """Load TRL's checkpoint and the parts that `_save_own` added."""
         path = Path(checkpoint or "") / STATE_FILE
         state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
         if checkpoint is not None:

@@ -52,6 +52,13 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_function_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "the run ends. None: half of ddp_timeout."
+        },
+    )
     max_concurrency: int | str = field(
         default=128,
         metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
@@ -80,6 +87,13 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         default=10,
         metadata={
             "help": "Groups played for each one wanted, where a group_filter drops some; then its place is empty."
+        },
+    )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether dropout is off, in adapters too (TRL's default: False). With it the trained policy is not "
+            "the one that sampled, and old, new and reference log-probabilities differ by masks."
         },
     )
     logps_tolerance: float | None = field(

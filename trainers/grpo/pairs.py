@@ -17,6 +17,7 @@ import torch
 from trl.trainer.utils import split_tensor_dict
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.rewards.time_limit import limited
 from llm_envs.trainers.bridge.batches import Scored, batch_from_trl
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
@@ -50,20 +51,23 @@ class PairedRows:
         self._scored_at: int | None = None
 
     @classmethod
-    def choose(cls, algorithm: Algorithm, scored: Scored, n_rows: int) -> PairedRows:
+    def choose(cls, algorithm: Algorithm, scored: Scored, n_rows: int, *, limit_s: float | None = None) -> PairedRows:
         """Choose the pairs of a generation with the algorithm's selector.
 
         Args:
             algorithm: The algorithm that learns from the pairs.
             scored: The episodes of all processes. Episodes without a trained token are left out.
             n_rows: Number of rows on this process.
+            limit_s: Seconds that the selector may take; None: any time.
 
         Raises:
             InvalidConfigError: If the selector pairs rows of different groups.
+            TimeLimitError: If it takes longer.
         """
         assert algorithm.pair_selector is not None
         # Every process selects from the episodes of all, so that a selector sees the same input everywhere.
-        pairs_P2 = algorithm.pair_selector(scored.pair_rewards_E, scored.group_ids_E)
+        selector = limited(algorithm.pair_selector, limit_s, f"the pair_selector of {algorithm.name!r}")
+        pairs_P2 = selector(scored.pair_rewards_E, scored.group_ids_E)
         if (scored.group_ids_E[pairs_P2[:, 0]] != scored.group_ids_E[pairs_P2[:, 1]]).any():
             raise InvalidConfigError(f"the pair_selector of {algorithm.name!r} paired rows of different groups.")
         own_P2 = pairs_P2[scored.is_mine_E[pairs_P2].all(1)]
@@ -98,10 +102,10 @@ class PairedRows:
 
     def slopes(
         self, logps_BT: torch.Tensor, inputs: Mapping[str, Any], group_size: int
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return each row's part of the summed pair loss, the slope of that sum at the row's log-ratio, and accuracy.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return each row's part of the summed pair loss, and the slope of that sum at the row's log-ratio.
 
-        Accuracy is the share of pairs whose chosen row has the greater log-ratio; NaN without pairs.
+        Also, of the pairs whose chosen row is here, how many have the greater log-ratio there, and how many there are.
         """
         # A pair's loss is not linear in its two rows, which may lie in different micro-batches. Its slopes are: summed
         # over the step they give the exact gradient.
@@ -113,16 +117,17 @@ class PairedRows:
         pairs_P2 = self.pairs_P2[is_here.any(1)]
         assert self.algorithm.pair_loss_fn is not None
         losses_R, slopes_R = pair_slopes(ratios_R, pairs_P2, self.algorithm.pair_loss_fn)
-        right_P = (ratios_R[pairs_P2[:, 0]] > ratios_R[pairs_P2[:, 1]]).float()
+        own_P2 = self.pairs_P2[is_here[:, 0]]  # a pair in two micro-batches counts once
+        n_right = (ratios_R[own_P2[:, 0]] > ratios_R[own_P2[:, 1]]).sum()
         device = logps_BT.device
-        return losses_R[rows].to(device), slopes_R[rows].to(device), right_P.mean().item()
+        return losses_R[rows].to(device), slopes_R[rows].to(device), n_right, torch.tensor(len(own_P2))
 
     def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         batch = batch_from_trl(inputs)
         # Against the reference; without one, against the policy that sampled.
         known = (batch.ref_logps_BT, batch.old_logps_BT, logps_BT.detach())
         reference_BT = next(tensor for tensor in known if tensor is not None)
-        return sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=self.algorithm.pair_average).float()
+        return sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=self.algorithm.averages_pairs).float()
 
 
 def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -> list[dict[str, Any]]:

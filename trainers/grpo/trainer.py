@@ -32,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
 
 import torch
 from accelerate.utils import gather_object
@@ -40,6 +41,7 @@ from datasets import Dataset
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
 from llm_envs.policies.inference.sampling import has_filters
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -53,9 +55,10 @@ from llm_envs.trainers.bridge.batches import (
     reward_from_field,
     reweighed,
     rollout_output,
+    two_columns,
     with_advantages,
 )
-from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
+from llm_envs.trainers.bridge.checks import check_forks, check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
     RewardSettings,
     checked_weights,
@@ -68,8 +71,9 @@ from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
+from llm_envs.trainers.bridge.means import weights_of_trl
 from llm_envs.trainers.bridge.packed_rows import PackedRows
-from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
+from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
@@ -89,7 +93,7 @@ from llm_envs.trainers.grpo.setup import (
     silence_missing_reward_warning,
     temporarily,
 )
-from llm_envs.trainers.reference import Reference, StepEnd
+from llm_envs.trainers.reference import Reference, StepEnd, keeping_base
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -164,7 +168,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        rewards = rewards or RewardSettings()
+        rewards = (rewards or RewardSettings()).limited(function_limit(args))
         self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
@@ -182,7 +186,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
-        self._guarded = args.logps_tolerance is None
+        self._guarded, self._packable = args.logps_tolerance is None, WeakSet[Any]()
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
@@ -197,7 +201,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
-            group_filter=group_filter if self.algorithms is None else self.algorithms.group_filter(group_filter),
+            group_filter=self._whole_group_filter(group_filter),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,
@@ -236,7 +240,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self._keeps_groups:  # TRL shuffles rows next; this keeps track of them
             output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
-        self._guard(output, self._score_without_gradient)
+        self._guard(output, self._score_without_gradient, self._unfiltered)
         self._log_episodes(output)
         return output
 
@@ -282,19 +286,24 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
         """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
-        rows = rollout_output(
-            generation.episodes.trajectories,
-            pad_id=int(self._tokenizer.pad_token_id),
-            mask_truncated=self._mask_truncated,
-            trajectory_filter=self._trajectory_filter,
-            n_rows=n_rows,
-            columns=generation.episodes.columns,
-        )
-        # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
-        sampling = self.collector.sampling
+        keeps, limit_s = self._trajectory_filter, function_limit(self.args)
+        with raise_on_all_ranks():  # the filter is user code
+            rows = rollout_output(
+                generation.episodes.trajectories,
+                pad_id=int(self._tokenizer.pad_token_id),
+                mask_truncated=self._mask_truncated,
+                trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
+                n_rows=n_rows,
+                columns=generation.episodes.columns,
+            )
         is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
         is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
-        if sampling.keep_mask or not has_filters(sampling) or not is_read:
+        return self._unfiltered(rows) if is_read else rows
+
+    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
+        sampling = self.collector.sampling
+        if sampling.keep_mask or not has_filters(sampling):
             return rows
         with self._whole_activations():
             return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
@@ -323,13 +332,15 @@ class EnvGRPOTrainer(EpisodeTrainer):
         )
         if scored.kl_BT is not None:
             output["kl_penalties"] = self.beta * scored.kl_BT
-            self._log_mean("kl", mean_kl(scored.kl_BT, batch.mask_BT))
+            self._add_means(batch.mask_BT.sum(), {"kl": mean_kl(scored.kl_BT, batch.mask_BT)})
         if batch.group_tokens_B is not None:
             output["group_tokens"] = batch.group_tokens_B
         if algorithm.advantage_fn is not None:
             output["advantages"] = batch.advantages
         if algorithm.pair_loss_fn is not None:
-            generation.pairs = PairedRows.choose(algorithm, scored, len(output["prompt_ids"]))
+            with raise_on_all_ranks():  # the selector is user code
+                limit_s = function_limit(self.args)
+                generation.pairs = PairedRows.choose(algorithm, scored, len(output["prompt_ids"]), limit_s=limit_s)
             self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
 
     # For each micro-batch: the loss.
@@ -360,13 +371,23 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithm is not None:
             loss, logps_BT = self._algorithm_loss(algorithm, model, inputs)
         else:
-            with captured_logps(self) as passes:
-                loss = super()._compute_loss(model, inputs)
-            logps_BT = passes[-1]
+            loss, logps_BT = self._trl_loss(model, inputs)
         if self._mode == "train" and (self._reference.update_fn or (self.algorithms and self.algorithms.is_steered)):
             batch, kl_fn = batch_from_trl(inputs), None if algorithm is None else algorithm.kl_fn
             self._reference.meter.add(logps_BT, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
         return loss
+
+    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return TRL's loss of a micro-batch, and its log-probabilities; log TRL's statistics as exact means."""
+        with captured_logps(self) as passes, self._counting_all():
+            loss: torch.Tensor = super()._compute_loss(model, two_columns(inputs))
+        mask_BT = batch_from_trl(inputs).mask_BT
+        is_sequence = self.importance_sampling_level == "sequence"
+        n_accumulated = self._shares.n_accumulated
+        self._weigh(
+            weights_of_trl(mask_BT, loss_type=self.loss_type, by_sequence=is_sequence, n_accumulated=n_accumulated)
+        )
+        return loss, passes[-1][:, : mask_BT.shape[1]]
 
     def _algorithm_loss(
         self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]
@@ -385,24 +406,20 @@ class EnvGRPOTrainer(EpisodeTrainer):
         denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
         batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         if (paired := self.generation.pairs) is not None:
-            losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
+            losses_B, slopes_B, n_right, n_pairs = paired.slopes(logps_BT, inputs, shares.group_size)
             weight = shares.pair_weight(paired.n_pairs)
             batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
-            self._log_mean("pairs/accuracy", torch.tensor(accuracy, device=logps_BT.device))
+            self._add_totals({"pairs/accuracy": (n_right, n_pairs)})
         # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
-        # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
-        kl_fn = algorithm.kl_fn if self.beta else None
-        present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
+        present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
-        self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
-        self._log_mean("policy/ratio", stats["ratio"])
+        named = {"kl": "kl", "policy/ratio": "ratio", "policy/clip_fraction": "clip_fraction"}
+        means = {name: stats[statistic] for name, statistic in named.items() if statistic in stats}
+        self._add_means(mask_BT.sum(), {"entropy": masked_mean(entropies_BT, mask_BT), **means})
         self._log_max("policy/ratio_max", stats["ratio_max"])
-        for name, statistic in (("kl", "kl"), ("policy/clip_fraction", "clip_fraction")):
-            if statistic in stats:
-                self._log_mean(name, stats[statistic])
         if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
-            self._log_mean("aux_loss", aux_loss)
+            self._add_means(torch.tensor(float(len(mask_BT)), device=aux_loss.device), {"aux_loss": aux_loss})
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
         return loss, logps_BT
 
@@ -434,7 +451,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if self.args.share_prompts:
             model = SharedPrompts(model, args[2])
         elif self.args.packing:
-            model = PackedRows(model, causal)
+            model = PackedRows(model, causal, self._packable, in_pairs=not self._guarded)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     @property
@@ -449,15 +466,23 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._record_step()
         kl = self._reference.meter.take(self.accelerator)
         metrics = self._metrics["train"]
+        if self._is_skipped:  # its KL may be NaN
+            kl = None
         if kl is not None:
             metrics["reference/kl"].append(kl)
         if self._has_reference:
             metrics["kl_coef"].append(self.beta)
         for name, value in self.algorithms.end_step(kl).items() if self.algorithms is not None else ():
             metrics[name].append(value)
-        self._reference.end_step(self, kl)
+        if not self._is_skipped:
+            self._reference.end_step(self, kl)
 
     # Once, before training.
+
+    def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
+        """Return the user's filter with its limit of time, and the algorithm's."""
+        given = given and limited(given, function_limit(self.args), "the group_filter")
+        return given if self.algorithms is None else self.algorithms.group_filter(given)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.
@@ -483,7 +508,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         beta = self._kl_coefficient(args) or float(self._has_reference)
         if self._reference.ref_model_fn is not None:
             beta = 0.0
-        with temporarily(args, use_vllm=False, beta=beta), warnings.catch_warnings():
+        with temporarily(args, use_vllm=False, beta=beta), keeping_base(model), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model,
@@ -494,6 +519,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 **kwargs | index_datasets(self.items),
             )
         copy_single_heads()
+        check_scorable(self.accelerator.unwrap_model(self.model))
         check_positions(self.accelerator.unwrap_model(self.model))
         # TRL copied the changed value from `args`.
         self.beta = self._kl_coefficient(args)

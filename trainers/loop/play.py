@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
 from llm_envs.rollout.tree import TurnsFn, grow, is_root, n_roots
 from llm_envs.tracking.metrics import trajectory_metrics
@@ -28,6 +29,7 @@ def play_generation(
     *,
     branches: float = 0.0,
     branch_at: str | TurnsFn = "every_turn",
+    max_function_s: float | None = None,
 ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
     """Play the groups of one iteration.
 
@@ -39,6 +41,7 @@ def play_generation(
         prompt_loader: Problems for the collector's one environment.
         branches: Share of a group that are branches, played after the group's roots have passed the filter.
         branch_at: Where they begin (`rollout.tree`).
+        max_function_s: Seconds that one call of the collector's filter or selection may take; None: any time.
 
     Returns:
         The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too, but
@@ -51,7 +54,7 @@ def play_generation(
     if n_groups < 1 or group_size < 1:
         raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
     finished: list[Trajectory] = []
-    outer = collector.on_trajectory
+    outer, group_filter, select_fn = collector.on_trajectory, collector.group_filter, collector.select_fn
 
     def keep(trajectory: Trajectory) -> None:
         # Metrics need only the outcomes, so drop the messages, which take memory.
@@ -61,6 +64,8 @@ def play_generation(
             outer(trajectory)
 
     collector.on_trajectory = keep
+    collector.group_filter = group_filter and limited(group_filter, max_function_s, "the group_filter")
+    collector.select_fn = select_fn and limited(select_fn, max_function_s, "the select_fn")
     n_first = n_roots(branches, group_size)
     try:
         if prompt_loader is None:
@@ -70,7 +75,7 @@ def play_generation(
         if n_first < group_size:
             groups = grow(groups, group_size, collector.play, branch_at)
     finally:
-        collector.on_trajectory = outer
+        collector.on_trajectory, collector.group_filter, collector.select_fn = outer, group_filter, select_fn
     ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # finishing order must not change float sums
     return groups, {f"env/{name}": value for name, value in trajectory_metrics(ordered).items()}
 

@@ -30,9 +30,11 @@ import torch
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
-from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
+from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
@@ -43,6 +45,7 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
+from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
 from llm_envs.trainers.bridge.learned import LearnedLog, describe, precision
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
@@ -57,7 +60,7 @@ from llm_envs.trainers.loop.state import (
     TrainingState,
     moving_average,
 )
-from llm_envs.trainers.loop.step import LoopSettings, share_of_generation, training_step
+from llm_envs.trainers.loop.step import TOKEN_MEANS, LoopSettings, share_of_generation, training_step
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
 __all__ = [
@@ -95,6 +98,7 @@ def training_iteration(
     iteration_hook: IterationHook | None = None,
     settings: LoopSettings | None = None,
     learned: LearnedLog | None = None,
+    checks_sampling: bool | None = None,
 ) -> tuple[TrainingState, dict[str, float]]:
     """Learn from one generation: compute rewards and advantages, then take the optimizer steps.
 
@@ -110,6 +114,8 @@ def training_iteration(
         iteration_hook: Called at the end.
         settings: The loop's settings.
         learned: Records what `llm-envs audit` recomputes; None: nothing is recorded.
+        checks_sampling: Whether the log-probabilities from sampling are compared (`logps_tolerance`); None: if no step
+            has been taken. `train` compares those of its first generation, after a resume too.
 
     Returns:
         The state after the iteration; and the means of its steps' metrics, `reward/<column>` of each reward column,
@@ -120,10 +126,11 @@ def training_iteration(
         ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
     """
     settings, rewards, sampling = settings or LoopSettings(), rewards or RewardSettings(), sampling or SamplingParams()
+    limit_s, keeps = settings.max_function_s, settings.trajectory_filter
     if rewards.components and task_weights is None:
         raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
     _check_algorithm(algorithm, state)
-    rewards = _with_overlong(rewards, algorithm, settings.max_length)
+    rewards = _with_overlong(rewards, algorithm, settings.max_length).limited(limit_s)
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     if state.iteration == 0:
         warn_of_absent(rewards, paid.columns)
@@ -133,21 +140,30 @@ def training_iteration(
         device=state.device,
         sampling=sampling,
         mask_truncated=settings.mask_truncated,
-        trajectory_filter=settings.trajectory_filter,
+        trajectory_filter=keeps and limited(keeps, limit_s, "the trajectory_filter"),
     )
     # These need the weights that sampled, so they come before the first optimizer step.
     batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
-    _check_sampling(state, batch, settings)
+    if checks_sampling or (checks_sampling is None and state.step == 0):
+        _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
     if learned is not None:
         facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
-        learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+        with describing("the record of what is learned"):
+            learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+    if (selector := algorithm.pair_selector) is not None:
+        what = f"the pair_selector of {algorithm.name!r}"
+        algorithm = replace(algorithm, pair_selector=limited(selector, limit_s, what))
     first_step = state.step + 1
-    state, log = _steps(state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl"))
-    for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step) if learned is not None else ():
-        learned.write_step(step, stats["loss"])  # type: ignore[union-attr]
-    metrics |= _means(log)
+    state, log, sizes = _steps(
+        state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
+    )
+    if learned is not None:
+        with describing("the record of what is learned"):
+            for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step):
+                learned.write_step(step, stats["loss"])
+    metrics |= _means(log, sizes)
     state = replace(
         state,
         iteration=state.iteration + 1,
@@ -233,7 +249,7 @@ def train(
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
-    n_failed = 0
+    n_failed, first = 0, state.iteration
     while state.iteration < n_iterations:
         start = time.perf_counter()
         present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
@@ -241,11 +257,20 @@ def train(
             present = replace(present, by_state=create_state_fn(collector.source.factories))
         _check_algorithm(present, state, collector)
         now = _with_max_length(settings, present, collector, max_turns)
-        tree: dict[str, Any] = {"branches": present.branches, "branch_at": present.branch_at}
-        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **tree)
+        groups, played = play_generation(
+            collector,
+            n_groups,
+            group_size,
+            state.iteration,
+            prompt_loader,
+            branches=present.branches,
+            branch_at=present.branch_at,
+            max_function_s=settings.max_function_s,
+        )
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
-        state, metrics = learn(state, groups, algorithm=present, settings=now)
+        is_first = state.iteration == first
+        state, metrics = learn(state, groups, algorithm=present, settings=now, checks_sampling=is_first)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
         state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
         state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
@@ -257,7 +282,8 @@ def train(
         if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
             checkpoint_fn(state, is_best=is_best)
         if logger is not None:
-            logger(state.iteration, metrics)
+            with describing("the logger"):
+                logger(state.iteration, metrics)
     state.model.eval()
     return state
 
@@ -271,7 +297,8 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
     if getattr(policy, "model", None) is state.model:
         cast(TransformersPolicy, policy).weight_version = state.step
     elif isinstance(policy, UpdatablePolicy):
-        policy.update_weights(state.model.named_parameters(), state.step)
+        is_model = isinstance(policy, TransformersPolicy)  # a copy of the model; engines read checkpoints
+        policy.update_weights(state.model.named_parameters() if is_model else engine_weights(state.model), state.step)
     else:
         raise InvalidConfigError(
             f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "
@@ -280,12 +307,13 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
 
 
 def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:
-    """Compare sampled with recomputed log-probabilities, once per run: errors already show in the first batch."""
-    if state.step == 0 and settings.logps_tolerance is not None:
+    """Compare sampled with recomputed log-probabilities."""
+    if settings.logps_tolerance is not None:
         size, dtype = settings.micro_batch_size, settings.autocast_dtype
         gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
         if len(gaps):
-            check_gaps([gaps], settings.logps_tolerance, rounding_of(precision(state.model, settings)))
+            rounding = rounding_of(precision(state.model, settings))
+            check_gaps(gaps, settings.logps_tolerance, rounding, state.model)
 
 
 def _steps(
@@ -296,9 +324,10 @@ def _steps(
     optimizer_step_fn: OptimizerStepFn | None,
     reference_update_fn: ReferenceUpdateFn,
     reward_kl: float | None,
-) -> tuple[TrainingState, list[dict[str, float]]]:
-    """Take the optimizer steps of one generation; return the state and each step's metrics."""
+) -> tuple[TrainingState, list[dict[str, float]], list[int]]:
+    """Take the optimizer steps of one generation; return the state, and each step's metrics and number of tokens."""
     log: list[dict[str, float]] = []
+    sizes: list[int] = []
     stepped_B = torch.zeros(len(batch), dtype=torch.bool)
     for epoch in range(settings.n_epochs):
         seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
@@ -309,6 +338,7 @@ def _steps(
                 state, part, algorithm=own, optimizer_step_fn=optimizer_step_fn, settings=settings
             )
             log.append(stats)
+            sizes.append(part.n_tokens)
             if state.step == before:  # no trained token, or a gradient that is not finite: the reference stays too
                 continue
             stepped_B[rows] = True
@@ -319,7 +349,7 @@ def _steps(
                 state = replace(state, reference=reference)
     trained_B = stepped_B.to(batch.mask_BT.device) & batch.mask_BT.any(1)
     n_episodes, n_tokens = len(batch.need("owners_B")[trained_B].unique()), int(batch.mask_BT[trained_B].sum())
-    return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log
+    return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log, sizes
 
 
 _AVERAGED = ("env/reward", "env/success")
@@ -370,10 +400,24 @@ def _paid_metrics(paid: EpisodeRewards) -> dict[str, float]:
     return metrics | {"scored": sum(t.status == "ok" for t in paid.trajectories) / len(paid.trajectories)}
 
 
-def _means(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for stats in log for name in stats)
-    values = {name: [stats[name] for stats in log if name in stats] for name in names}
-    return {name: sum(listed) / len(listed) for name, listed in values.items()}
+def _means(log: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
+    """Return means over the tokens, the pairs or the steps of a generation, and the greatest ratio."""
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for stats in log for name in stats):
+        listed = [(stats, n_tokens) for stats, n_tokens in zip(log, sizes, strict=True) if name in stats]
+        weights = [_weight(name, stats, n_tokens) for stats, n_tokens in listed]
+        total = sum(stats[name] * weight for (stats, _), weight in zip(listed, weights, strict=True))
+        out[name] = total / max(sum(weights), 1.0)
+    if "ratio_max" in out:
+        out["ratio_max"] = max(stats["ratio_max"] for stats in log if "ratio_max" in stats)
+    return out
+
+
+def _weight(name: str, stats: Mapping[str, float], n_tokens: int) -> float:
+    """Return how much a step counts in a metric's mean: by its tokens or pairs; 1: as any other."""
+    if name in TOKEN_MEANS:
+        return n_tokens
+    return stats["pairs"] if name == "pair_accuracy" else 1.0
 
 
 def _evaluated(state: TrainingState, eval_fn: EvalFn, best_by: str) -> tuple[TrainingState, bool, dict[str, float]]:
@@ -462,7 +506,7 @@ def _max_turns(source: SeedSource) -> int | None:
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
         found.append(env_attribute(env, "max_turns", None))
-        env.close()
+        close_env(env)
     return max(n or 0 for n in found) if all(found) else None
 
 
@@ -479,7 +523,7 @@ def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Coll
     if callable(algorithm.kl_coef):
         raise InvalidConfigError(
             f"the kl_coef of {algorithm.name!r} is a schedule, which only the trainers call: give "
-            "algorithm=lambda iteration: replace(..., kl_coef=...)."
+            "algorithm=lambda iteration: algorithm.at(coefficient)."
         )
     if algorithm.advantage_fn is None:
         raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")

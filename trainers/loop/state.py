@@ -24,7 +24,9 @@ from accelerate.utils import MODEL_NAME, SCHEDULER_NAME
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge import dropout
 from llm_envs.trainers.bridge.checkpoints import check_files
+from llm_envs.trainers.bridge.finite import check_weights
 from llm_envs.trainers.functional.references import RefModelFn
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class TrainingState:
     """Episodes trained on: those with a trained token in a step that was taken."""
     n_tokens: int = 0
     """Tokens trained on, counted once a generation."""
+    n_skipped: int = 0
+    """Latest steps in a row whose gradient was not finite, so that they changed nothing."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """Moving averages of the metrics."""
     source_state: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +133,7 @@ def create_training_state(
         ref_model_fn: Makes the reference (`functional.references.frozen_copy`); None: no reference.
         device: Device to move the model to; None: do not move it.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of storing them.
-        disable_dropout: Whether to switch dropout off. With dropout, the trained policy differs from the sampling one.
+        disable_dropout: Whether to switch dropout off (`bridge.dropout`).
         seed: Seed of the order of minibatches.
 
     Raises:
@@ -143,7 +147,7 @@ def create_training_state(
             raise InvalidConfigError("the optimizer is made already: move the model before it, and leave device out.")
         model.to(device)
     if disable_dropout:
-        _disable_dropout(model)
+        dropout.disable_dropout(model)
     if gradient_checkpointing:
         _checkpoint_activations(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -214,7 +218,11 @@ def save_training_state(
 
     Returns:
         The folder.
+
+    Raises:
+        ModelError: If a trained weight is not finite; nothing is written.
     """
+    check_weights({"the model": state.model}, state.step)
     target = Path(folder)
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -321,7 +329,7 @@ def best_checkpoint(folder: str | Path) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "statistics", "source_state", "best")
+_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "n_skipped", "statistics", "source_state", "best")
 
 
 def _models(state: TrainingState) -> list[torch.nn.Module]:
@@ -350,12 +358,3 @@ def _checkpoint_activations(model: torch.nn.Module) -> None:
             enable(**{f"{name}_checkpointing_kwargs": {"use_reentrant": False}})
             return
     raise InvalidConfigError(f"{type(model).__name__} has no gradient checkpointing: leave it out.")
-
-
-def _disable_dropout(model: torch.nn.Module) -> None:
-    """Switch off dropout layers, and attention dropout that modules store as a number."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]

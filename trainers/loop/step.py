@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -11,14 +12,19 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
+from llm_envs.trainers.bridge.finite import count_skipped
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.masking import masked_mean
+from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
 
 __all__ = ["LoopSettings", "share_of_generation", "training_step"]
+
+
+TOKEN_MEANS = ("ratio", "clip_fraction", "kl", "entropy", "sampling_gap")
+"""Statistics of a step that are means over its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,9 @@ class LoopSettings:
     logps_tolerance: float | None = 0.1
     """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
     stops, because masks, templates or weights do not match. None: no guard."""
+    max_function_s: float | None = 900.0
+    """Seconds that one call of a function of yours (reward, shaping, filter, selector) may take before the run ends.
+    None: any time."""
     ema_decay: float = 0.9
     """Decay of the moving averages in `TrainingState.statistics`."""
 
@@ -128,6 +137,7 @@ def training_step(
 
     Raises:
         InvalidConfigError: If the batch lacks what the algorithm needs.
+        ModelError: If too many steps in a row had a gradient that is not finite (`bridge.finite`).
     """
     settings = settings or LoopSettings()
     if not batch.n_tokens:
@@ -145,6 +155,7 @@ def training_step(
     pairs_P2 = None
     if algorithm.pair_selector is not None:
         pairs_P2 = algorithm.pair_selector(batch.need("rewards_B"), batch.need("group_ids_B"))
+    n_sampled = int((batch.mask_BT.bool() & ~batch.need("sampled_logps_BT").isnan()).sum())
     sums: dict[str, float] = {}
     ratio_max = 0.0
     for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
@@ -157,7 +168,7 @@ def training_step(
         part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         loss, stats = algorithm_loss(own, part)
         loss.backward()
-        for name, value in _additive(stats, share, logps_BT, part).items():
+        for name, value in _additive(stats, share, logps_BT, part, n_sampled).items():
             sums[name] = sums.get(name, 0.0) + value
         ratio_max = max(ratio_max, float(stats["ratio_max"]))
     if "pair_hits" in sums:
@@ -165,8 +176,11 @@ def training_step(
     sums["ratio_max"] = ratio_max
     sums |= (optimizer_step_fn or create_optimizer_step())(state)
     state.optimizer.zero_grad(set_to_none=True)
-    n_taken = 0 if sums.get("skipped") else 1  # gradients that are not finite change nothing, the reference included
-    return replace(state, step=state.step + n_taken), sums
+    if not sums.get("skipped"):
+        return replace(state, step=state.step + 1, n_skipped=0), sums
+    if math.isfinite(norm := sums.get("grad_norm", 0.0)):  # a step function may skip for other reasons
+        return state, sums
+    return replace(state, n_skipped=count_skipped(state.n_skipped, state.step + 1, norm)), sums
 
 
 def _check_sampled_logps(batch: Batch) -> None:
@@ -243,12 +257,14 @@ def _share(
     )
 
 
-def _additive(stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch) -> dict[str, float]:
+def _additive(
+    stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch, n_sampled: int
+) -> dict[str, float]:
     """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
     out = {name: float(stats[name]) * share for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats}
     out["loss"] = float(stats["loss"])
     if "pairs" in stats:
         out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}
     sampled_BT = part.need("sampled_logps_BT")
-    gap = masked_mean((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
-    return out | {"sampling_gap": float(gap) * share}
+    gap = masked_sum((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
+    return out | {"sampling_gap": float(gap) / max(n_sampled, 1)}  # an oracle's tokens were not sampled

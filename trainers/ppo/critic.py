@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
+from llm_envs.trainers.bridge.dropout import disable_dropout
 from llm_envs.trainers.bridge.teacher import vocabulary_difference
 
 if TYPE_CHECKING:
@@ -133,8 +134,8 @@ class CriticOptimizer:
         self._max_grad_norm = max_grad_norm
         self._parameters = [parameter for parameter in critic.parameters() if parameter.requires_grad]
 
-    def step(self, accelerator: Accelerator) -> float:
-        """Take one step, the same on all processes; return the gradient's norm before clipping."""
+    def clip(self, accelerator: Accelerator) -> float:
+        """Average the gradient over the processes and clip its norm; return the norm before clipping."""
         # The reduction is a collective: a process without a gradient must join it, so it contributes zeros.
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -143,11 +144,15 @@ class CriticOptimizer:
             parameter.grad = gradient
         # An infinite bound clips nothing, but gives the norm for the log.
         limit = self._max_grad_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit).item()
+        return torch.nn.utils.clip_grad_norm_(self._parameters, limit).item()
+
+    def step(self, *, skip: bool = False) -> None:
+        """Take one step on the clipped gradient; with `skip`, only the schedule moves on."""
+        if skip:
+            self.optimizer.zero_grad(set_to_none=True)  # the optimizer then changes nothing
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     @property
     def learning_rate(self) -> float:
@@ -253,9 +258,7 @@ def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
     check_positions(trunk)
     _check_vocabulary(trunk, policy, tokenizer)
     config = trunk.config.get_text_config()
-    for module in trunk.modules():
-        if isinstance(module, nn.Dropout):  # a value is a number, not a sample
-            module.p = 0.0
+    disable_dropout(trunk)  # a value is a number, not a sample
     return Critic(config.hidden_size, trunk)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_envs.trainers.bridge.batches import turn_matrix
+from llm_envs.trainers.bridge.batches import own_turns, turn_matrix
 from llm_envs.trainers.functional.kl import k3, mean_kl
 from llm_envs.trainers.functional.losses import clip_fractions, value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean, masked_sum, zero_masked
@@ -151,7 +151,9 @@ def estimate(
     tokens = episode_tokens(trajectories, mask_BT)
     values_ES = tokens.gather(values_BT.cpu())
     n_tokens = values_ES.shape[1]
-    rewards_EK = turn_matrix(turn_rewards).to(values_ES)
+    # A branch repeats turns of another episode: what they earned was paid before its first token.
+    own = [own_turns(rewards, trajectory) for rewards, trajectory in zip(turn_rewards, trajectories, strict=True)]
+    rewards_EK = turn_matrix(own).to(values_ES)
     n_missing = tokens.starts_EK.shape[1] - rewards_EK.shape[1]  # turns of episodes without a score
     rewards_EK = torch.nn.functional.pad(rewards_EK, (0, n_missing))
     rewards_ES = place_turn_rewards(rewards_EK, tokens.starts_EK, tokens.stops_EK, n_tokens)

@@ -46,7 +46,8 @@ def next_prompt(
     if not heard or not np.array_equal(codec.encode_delta(heard, generation_prompt=False, **said), row.ids[stop:]):
         return None  # the final observation was cut
     prompt = np.concatenate([row.ids[:stop], codec.encode_delta(heard, **said)])
-    fits = len(prompt) < max_row_tokens and len(prompt) - row.prompt_length < max_completion_tokens
+    first = len(row) - trajectory.n_completion_tokens  # of a branch, where its origin's first reply began
+    fits = len(prompt) < max_row_tokens and len(prompt) - first < max_completion_tokens
     return prompt if fits else None
 
 

@@ -210,13 +210,12 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             clip=self.args.value_clip,
             denominator=self._shares.denominator("token", mask_BT, inputs["num_items_in_batch"], constant=1.0),
         )
-        self._log_mean("value/loss", mean_loss)
-        self._log_mean("value/clip_fraction", stopped)
-        moved = policy_statistics(passes[-1], inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
+        logps_BT = passes[-1][:, :n_tokens]
+        moved = policy_statistics(logps_BT, inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         if self._algorithm is not None:  # it has its own clip, which `_algorithm_loss` has logged
             del moved["clip_fraction"]
-        for name, value in moved.items():
-            self._log_mean(f"policy/{name}", value)
+        means = {"value/loss": mean_loss, "value/clip_fraction": stopped}
+        self._add_means(mask_BT.sum(), means | {f"policy/{name}": value for name, value in moved.items()})
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.
         warming_up = self.is_warming_up and self._mode == "train"
         return (0.0 if warming_up else 1.0) * loss + self.args.value_coef * loss_of_values
@@ -266,11 +265,18 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         )
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _further_norms(self) -> list[float]:
+        """Return the norm of the critic's gradient, averaged over the processes: one bad gradient skips both steps."""
+        assert self._critic_optimizer is not None
+        norm = self._critic_optimizer.clip(self.accelerator)
+        self._metrics["train"]["value/grad_norm"].append(norm)
+        return [norm]
+
     def step_critic(self) -> None:
         """Step the critic on the gradients of this step; during the value warm-up, drop the policy's."""
         assert self._critic_optimizer is not None
         self._metrics["train"]["value/learning_rate"].append(self._critic_optimizer.learning_rate)
-        self._metrics["train"]["value/grad_norm"].append(self._critic_optimizer.step(self.accelerator))
+        self._critic_optimizer.step(skip=self._is_skipped)
         if self.is_warming_up:
             model: Any = self.model
             model.zero_grad(set_to_none=True)
@@ -281,12 +287,15 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         if self.args.should_save:
             self.critic.save(Path(output_dir or self.args.output_dir or ".") / CRITIC_FOLDER)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _trained_modules(self) -> dict[str, torch.nn.Module]:
+        """Return the policy and the critic."""
+        return super()._trained_modules() | {"the critic": self.critic}
+
+    def _save_own(self, folder: Path) -> None:
         """Save what GRPO saves, and the state of the critic's optimizer."""
         if self.args.should_save and not self.args.save_only_model and self._critic_optimizer is not None:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            self._critic_optimizer.save(folder / CRITIC_FOLDER)  # before the file that makes the checkpoint complete
-        super()._save_checkpoint(model, trial)
+            self._critic_optimizer.save(folder / CRITIC_FOLDER)
+        super()._save_own(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load GRPO's checkpoint, and the critic."""

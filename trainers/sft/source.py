@@ -23,6 +23,7 @@ __all__ = ["first_record", "in_tokens_of", "load_source", "rows_of"]
 
 logger = logging.getLogger(__name__)
 
+_IGNORED = -100
 _N_LOOKED_AT = 8
 """Number of episodes whose tokens are compared with their texts. A wrong tokenizer shows in the first few."""
 
@@ -137,7 +138,11 @@ def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
         row = trajectory.rows[turn.row]
         start, stop = row.spans[turn.span]
         ids = row.ids[start:stop]
-        if len(ids) and (int(ids.max()) >= len(codec.tokenizer) or codec.decode_reply(ids).strip() != text.strip()):
+        if len(ids) and int(ids.max()) >= len(codec.tokenizer):
+            return False
+        is_same = codec.decode_reply(ids).strip() == text.strip()
+        # The codec leaves out thinking that the template closes.
+        if len(ids) and not is_same and ids.tolist() != codec.encode_reply(text).tolist():
             return False
     return True
 
@@ -191,6 +196,16 @@ def _token_rows(rows: Sequence[Mapping[str, Any]], codec: ChatCodec) -> list[dic
     for number, row in enumerate(rows):
         if len(row.get("labels") or ()) != len(row["input_ids"]):
             raise InvalidConfigError(f"token row {number} has no label for each of its {len(row['input_ids'])} tokens.")
+        if wrong := [i for i in row["input_ids"] if type(i) is not int or i < 0]:
+            raise InvalidConfigError(
+                f"token row {number} has the id {wrong[0]!r}; ids are whole numbers of at least 0."
+            )
+        for token, label in zip(row["input_ids"], row["labels"], strict=True):
+            if label not in (token, _IGNORED):
+                raise InvalidConfigError(
+                    f"token row {number} has the label {label!r} at the token {token}; a label is the token itself, or "
+                    f"{_IGNORED} where nothing is learned."
+                )
         if (highest := max(row["input_ids"], default=0)) >= n_known:
             raise InvalidConfigError(
                 f"token row {number} is not this model's: its tokenizer has {n_known} ids, the highest here is "

@@ -8,20 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from datasets import Dataset
+from transformers import AutoConfig
 from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
+from llm_envs.policies.inference.loading import context_length
+from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.finite import ChecksNumbers
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
+from llm_envs.trainers.bridge.packed_rows import check_packing
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
@@ -60,7 +67,7 @@ class EnvSFTConfig(SFTConfig):
         },
     )
     max_length: int | None = field(
-        default=None, metadata={"help": "Longest row in tokens; see overlong. None is no limit."}
+        default=None, metadata={"help": "Longest row in tokens; see overlong. None: the model's context."}
     )
     overlong: str = field(
         default="drop",
@@ -78,12 +85,17 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.packing_strategy == "wrapped":
+            raise InvalidConfigError(
+                "packing_strategy='wrapped' cuts rows anywhere and mixes them: a token reads the rows before its own. "
+                "Leave it out, for 'bfd'."
+            )
         check_loss_types(self.loss_type, "SFT")
         if self.best_of is not None and self.best_of < 1:
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
-class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
+class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
     Give either `env` or `source`.
@@ -129,16 +141,19 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
         # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
             rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, source)
-            rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+            n_context = context_length(AutoConfig.from_pretrained(model) if isinstance(model, str) else model)
+            limit = min(args.max_length or n_context, n_context)  # a longer row could never be given to the model
+            rows, self.overlong_rows = fit_rows(rows, limit, args.overlong)
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
             logger.warning(
-                f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
+                f"{self.overlong_rows['overlong']} rows are longer than max_length={limit}: "
                 f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
             )
         if not rows:
             raise InvalidConfigError(
-                f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
+                f"all {self.overlong_rows['dropped']} rows are longer than max_length={limit}: raise it, up to the "
+                f"model's context of {n_context}."
             )
         copy_single_heads()
         super().__init__(
@@ -149,6 +164,27 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
             self.card_environments = {"train, by the oracle": [EnvChoice(env, kwargs=kwargs)]}
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
+        self._is_packable = not self.padding_free  # which packing implies
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss of a micro-batch; log its statistics as exact means over the trained tokens.
+
+        Raises:
+            ModelError: If rows are packed, and the model does not keep them apart.
+        """
+        if not self._is_packable:
+            causal, device = pass_positions(self.accelerator.unwrap_model(model)), inputs["input_ids"].device
+            check_packing(model, causal, device, setting=f"packing={self.args.packing} (padding-free)")
+            self._is_packable = True
+        labels = inputs["labels"]
+        with self._counting_all():
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+        n_tokens, n_rows = (labels[..., 1:] != -100).sum(), torch.tensor(len(labels), device=labels.device)
+        tokens = (n_tokens, n_tokens)
+        self._weigh({"entropy": tokens, "mean_token_accuracy": tokens, "aux_loss": (n_rows, n_rows)})
+        if self._mode == "eval":
+            self._add_means(n_tokens, {"loss": result[0] if isinstance(result, tuple) else result})
+        return result
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint, after checking that SFT wrote it."""

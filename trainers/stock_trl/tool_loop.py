@@ -19,6 +19,7 @@ from datasets import Dataset
 from llm_envs.chat.context import observed_messages
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_tool_call
+from llm_envs.rollout.checks import check_success
 from llm_envs.rollout.workers.runner import EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.items import make_items
@@ -161,7 +162,7 @@ class ToolLoopEpisode:
         for name, value in info.get("reward_components", {}).items():
             self.components[name] = self.components.get(name, 0.0) + value
         if terminated or truncated:
-            self._is_over, self.is_success = True, bool(info.get("is_success", False))
+            self._is_over, self.is_success = True, check_success(info)
             self.stop_reason = "terminated" if terminated else "env_truncated"
         return observation
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_dtype", "has_bf16", "skips_compilation"]
+__all__ = ["cpu_dtype", "has_bf16", "has_linear_attention", "skips_compilation"]
 
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
@@ -64,6 +64,20 @@ def skips_compilation(settings: Iterable[str]) -> bool:
         "enforce_eager=False (--no-enforce-eager for servers) may pay off."
     )
     return True
+
+
+def has_linear_attention(name_or_path: str) -> bool:
+    """Return whether some layers of a model are linear attention, as in Qwen 3.5.
+
+    For these, vLLM caches prefixes only if it reads prompts in chunks, which crashes it on a CPU.
+    """
+    from transformers import AutoConfig
+
+    try:
+        layers = getattr(AutoConfig.from_pretrained(name_or_path).get_text_config(), "layer_types", None)
+    except Exception:  # unknown here: vLLM reports why
+        return False
+    return "linear_attention" in (layers or ())
 
 
 def _tell_once(message: str) -> None:

@@ -18,7 +18,7 @@ except ImportError as error:
     raise MissingExtraError("loading a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["context_length", "eos_token_ids", "load_model", "load_tokenizer"]
 
@@ -132,9 +132,10 @@ def load_model(
     return model.eval()
 
 
-def context_length(model: PreTrainedModel) -> int:
-    """Return how many tokens the model's positions allow; 1,000,000 if unlimited."""
-    config = model.config.get_text_config()
+def context_length(model: PreTrainedModel | PretrainedConfig) -> int:
+    """Return how many tokens the positions of a model, or of its configuration, allow; 1,000,000 if unlimited."""
+    own: Any = getattr(model, "config", model)
+    config = own.get_text_config()
     found = [int(value) for name in _CONTEXT_NAMES if (value := getattr(config, name, None))]
     return found[0] if found else _NO_LIMIT
 

@@ -19,6 +19,8 @@ __all__ = [
     "check_same_tensors",
     "dtype_of",
     "find_checkpoint",
+    "n_vocabulary",
+    "read_tensors",
     "tensor_dtypes",
     "tensor_shapes",
     "write_checkpoint",
@@ -46,6 +48,17 @@ def tensor_dtypes(folder: str | Path) -> dict[str, str]:
         ModelError: As for `tensor_shapes`.
     """
     return {name: entry["dtype"] for name, entry in _headers(folder).items()}
+
+
+def read_tensors(folder: str | Path, names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return some tensors of a folder's `*.safetensors`, by name."""
+    from safetensors import safe_open
+
+    wanted, found = set(names), []
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found += [(name, file.get_tensor(name)) for name in file.keys() if name in wanted]  # noqa: SIM118
+    return found
 
 
 def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
@@ -90,8 +103,8 @@ def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
     Raises:
         ModelError: If a name is missing or unknown, or a shape differs. The message has the first few of each.
     """
-    missing = sorted(name for name in expected.keys() - given.keys() if name != "lm_head.weight")
-    unknown = sorted(name for name in given.keys() - expected.keys() if name != "lm_head.weight")
+    missing = sorted(name for name in expected.keys() - given.keys() if not name.endswith("lm_head.weight"))
+    unknown = sorted(name for name in given.keys() - expected.keys() if not name.endswith("lm_head.weight"))
     differing = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
     complaints = [
         f"{len(names)} {what}: {names[:3]}" for what, names in (("missing", missing), ("unknown", unknown)) if names
@@ -114,6 +127,17 @@ def find_checkpoint(name_or_path: str) -> Path | None:
         return Path(snapshot_download(name_or_path, local_files_only=True))
     except Exception:  # not installed, not in the cache, or no such name: in each case it is not on this machine
         return None
+
+
+def n_vocabulary(name_or_path: str) -> int:
+    """Return how many token ids a model on this machine has, often more than its tokenizer; 0 if it is not here."""
+    folder = find_checkpoint(name_or_path)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
+        found = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", 0))
+    except (OSError, ValueError, AttributeError):  # the server has loaded it; here it is only needed for a bound
+        return 0
+    return found if isinstance(found, int) else 0
 
 
 def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, like: Path | None) -> None:

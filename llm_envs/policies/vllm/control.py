@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.policies.answers import Answer
 from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import EXTENSION, SERVE_COMMAND
 from llm_envs.policies.vllm.http import RetryableError, check_url, import_httpx, is_local, read_answer, without_key
@@ -180,8 +181,8 @@ class _Asker:
         """Close the connections."""
         self._client.close()
 
-    def ask(self, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _ASK_S) -> Any:
-        """GET, or POST a body; return the answer's JSON, or raise as `http.read_answer` does."""
+    def ask(self, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _ASK_S) -> Answer:
+        """GET, or POST a body; return the answer, or raise as `http.read_answer` does."""
         try:
             if body is None:
                 response = self._client.get(url, timeout=timeout_s)
@@ -207,7 +208,7 @@ class _Asker:
         theirs = self.tokenize(facts, PROBE_TEXT)
         check_facts(facts, model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
 
-    def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Answer | None:
         """Do what `ask` does; None if the server does not know the path."""
         try:
             return self.ask(url, body)
@@ -220,32 +221,37 @@ class VLLMControl(_Asker):
 
     def facts(self, url: str) -> ServerFacts:
         """Ask a server for its facts."""
-        served = self.ask(f"{url}/v1/models", timeout_s=self.quick_s)["data"]
-        first = served[0]
+        first = self.ask(f"{url}/v1/models", timeout_s=self.quick_s)["data"].items()[0]
         info = self.ask_if_there(f"{url}/server_info?config_format=json")
-        config = {} if info is None else info.get("vllm_config", {})
-        model_config: Mapping[str, Any] = config.get("model_config") or {}
         tag = None if info is None else self.ask_if_there(f"{url}/weight_info")
+
+        def said(*path: str) -> str | None:
+            """Return a setting of the server; None if it does not report it."""
+            field = info
+            for name in ("vllm_config", *path):
+                field = field[name] if field else None
+            return field.value if field else None
+
         return ServerFacts(
             url=url,
-            model=first["id"],
-            root=str(first.get("root") or first["id"]),
-            max_model_len=int(first["max_model_len"]),
-            process=config.get("instance_id"),
-            logprobs_mode=model_config.get("logprobs_mode"),
-            device=(config.get("device_config") or {}).get("device"),
-            extension=(config.get("parallel_config") or {}).get("worker_extension_cls"),
-            tag=None if tag is None else tag.get("weight_version"),
+            model=first["id"].text(),
+            root=(first["root"] or first["id"]).text(),
+            max_model_len=first["max_model_len"].whole(1),
+            process=said("instance_id"),
+            logprobs_mode=said("model_config", "logprobs_mode"),
+            device=said("device_config", "device"),
+            extension=said("parallel_config", "worker_extension_cls"),
+            tag=tag["weight_version"].text() if tag is not None and tag["weight_version"] else None,
             is_dev=info is not None,
-            dtype=model_config.get("dtype"),
-            transfer=(config.get("weight_transfer_config") or {}).get("backend"),
+            dtype=said("model_config", "dtype"),
+            transfer=said("weight_transfer_config", "backend"),
         )
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
         """Return a text's ids as the server sees them."""
         body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
         answer = self.ask_if_there(f"{facts.url}/tokenize", body)
-        return None if answer is None else list(answer["tokens"])
+        return None if answer is None else answer["tokens"].ids(None)
 
     def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
         """Return log-probabilities of tokens sampled with top_k=1."""
@@ -253,7 +259,8 @@ class VLLMControl(_Asker):
         for ids in _PROBE_IDS:
             body = {"model": facts.model, "prompt": list(ids), "max_tokens": 4, "temperature": 1.0, "top_k": 1}
             answer = self.ask(f"{facts.url}/v1/completions", body | {"logprobs": 0, "seed": 0})
-            logps += answer["choices"][0]["logprobs"]["token_logprobs"]
+            listed = answer["choices"].items()[0]["logprobs"]["token_logprobs"]
+            logps += listed.logps(len(listed.items()))
         return logps
 
     def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
@@ -294,7 +301,7 @@ class VLLMControl(_Asker):
     def _wait_for(self, facts: ServerFacts, checkpoint: ServedCheckpoint) -> ServedCheckpoint:
         """Wait until another process has sent these weights."""
         deadline_s = time.monotonic() + _WAIT_S
-        while self.ask(f"{facts.url}/weight_info")["weight_version"] != checkpoint.tag:
+        while self.ask(f"{facts.url}/weight_info")["weight_version"].value != checkpoint.tag:
             if time.monotonic() > deadline_s:
                 raise RetryableError(
                     f"{facts.url} lacks the weights of version {checkpoint.version}, and the process that has them has "
@@ -368,17 +375,16 @@ class SGLangControl(_Asker):
         """Ask a server for its facts."""
         model = self.ask(f"{url}/get_model_info", timeout_s=self.quick_s)
         server = self.ask_if_there(f"{url}/server_info") or self.ask(f"{url}/get_server_info")  # its earlier name
-        length = server.get("context_length") or server.get("max_req_input_len") or server["max_total_num_tokens"]
-        path = str(model["model_path"])
-        tag = model.get("weight_version")
-        return ServerFacts(url, path, path, int(length), tag=tag, device=server.get("device"), is_dev=True)
+        length = server["context_length"] or server["max_req_input_len"] or server["max_total_num_tokens"]
+        path, tag, device = model["model_path"].text(), model["weight_version"].value, server["device"].value
+        return ServerFacts(url, path, path, length.whole(1), tag=tag, device=device, is_dev=True)
 
     def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
         """Load weights from a folder that the server can read; this server takes no deltas."""
         body = {"model_path": str(checkpoint.path), "weight_version": checkpoint.tag, "flush_cache": True}
         answer = self.ask(f"{facts.url}/update_weights_from_disk", body, timeout_s=_LOAD_S)
-        if not answer.get("success"):
-            raise ModelError(f"{facts.url} did not load {str(checkpoint.path)!r}: {answer.get('message')}")
+        if answer["success"].value is not True:
+            raise ModelError(f"{facts.url} did not load {str(checkpoint.path)!r}: {answer['message'].value}")
         return checkpoint
 
     def resume(self, facts: ServerFacts) -> None:

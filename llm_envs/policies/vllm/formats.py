@@ -5,14 +5,15 @@ vLLM's format is tested with a real server. SGLang's follows its documentation a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.answers import Answer
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
@@ -61,8 +62,12 @@ class ServerFormat(Protocol):
         """Return the JSON of a request for one turn; `salt` separates the prefix caches of different weights."""
         ...
 
-    def sampled(self, answer: Any, weight_version: int) -> Sampled:
-        """Return the turn in a server's answer."""
+    def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
+        """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
+
+        Raises:
+            ModelError: If a field breaks the format. The message has its name.
+        """
         ...
 
 
@@ -88,18 +93,16 @@ class VLLMFormat:
         }
         return body | ({"cache_salt": salt} if salt else {}) | dict(params.extra)
 
-    def sampled(self, answer: Any, weight_version: int) -> Sampled:
+    def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
         """Return the turn."""
-        choice = _first_choice(answer)
-        ids, logprobs = choice.get("token_ids"), choice.get("logprobs") or {}
-        logps = logprobs.get("token_logprobs")
-        if ids is None or logps is None or len(ids) != len(logps) or None in logps:
-            raise ModelError(
-                "the server's answer lacks a token id or a log-probability for some token: the server must be vLLM "
-                "0.10.2 or later, which has `return_token_ids`."
-            )
-        reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
-        return _sampled(ids, logps, _finish_reason(reason, stop), weight_version)
+        choice = answer["choices"].items()[0]
+        if not choice["token_ids"]:
+            raise choice["token_ids"].wrong("there: vLLM has `return_token_ids` from version 0.10.2 on")
+        reason = _finish_reason(choice["finish_reason"], choice["stop_reason"])
+        if reason is FinishReason.ABORT:
+            return _sampled([], [], reason, weight_version)
+        ids = choice["token_ids"].ids(n_vocabulary)
+        return _sampled(ids, choice["logprobs"]["token_logprobs"].logps(len(ids)), reason, weight_version)
 
 
 class SGLangFormat:
@@ -126,32 +129,28 @@ class SGLangFormat:
         body = {"input_ids": turn.prompt_ids.tolist(), "sampling_params": sampling, "return_logprob": True}
         return body | ({"extra_key": salt} if salt else {}) | dict(params.extra)
 
-    def sampled(self, answer: Any, weight_version: int) -> Sampled:
+    def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
         """Return the turn."""
-        meta = answer.get("meta_info", {}) if isinstance(answer, Mapping) else {}
-        entries = meta.get("output_token_logprobs")
-        if entries is None:
-            raise ModelError("the server's answer has no output_token_logprobs: is it SGLang, with return_logprob?")
-        finish = meta.get("finish_reason") or {}
-        ids, logps = [entry[1] for entry in entries], [entry[0] for entry in entries]
-        return _sampled(ids, logps, _finish_reason(finish.get("type"), finish.get("matched")), weight_version)
-
-
-def _first_choice(answer: Any) -> Mapping[str, Any]:
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    if not choices:
-        raise ModelError(f"the server's answer has no choices: {str(answer)[:200]}")
-    first: Mapping[str, Any] = choices[0]
-    return first
+        meta = answer["meta_info"]
+        finish = meta["finish_reason"]
+        reason = _finish_reason(finish["type"], finish["matched"]) if finish else FinishReason.ABORT
+        if reason is FinishReason.ABORT:
+            return _sampled([], [], reason, weight_version)
+        listed = meta["output_token_logprobs"]
+        pairs = [entry.items(least=2) for entry in listed.items()]
+        ids = Answer(answer.url, [one.value for _, one, *_ in pairs], f"{listed.field}: ids").ids(n_vocabulary)
+        logps = Answer(answer.url, [one.value for one, *_ in pairs], f"{listed.field}: values").logps(len(ids))
+        return _sampled(ids, logps, reason, weight_version)
 
 
 def _sampled(ids: Sequence[int], logps: Sequence[float], reason: FinishReason, weight_version: int) -> Sampled:
     return Sampled(np.array(ids, dtype=np.int32), np.array(logps, dtype=np.float32), reason, weight_version)
 
 
-def _finish_reason(reason: str | None, stopped_at: object) -> FinishReason:
-    if reason == "length":
+def _finish_reason(reason: Answer, stopped_at: Answer) -> FinishReason:
+    name = reason.text() if reason else "abort"
+    if name == "length":
         return FinishReason.LENGTH
-    if reason == "stop":
-        return FinishReason.STOP_STRING if isinstance(stopped_at, str) else FinishReason.STOP
+    if name == "stop":
+        return FinishReason.STOP_STRING if isinstance(stopped_at.value, str) else FinishReason.STOP
     return FinishReason.ABORT

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import (
+    BridgeError,
+    ContextFullError,
+    InvalidConfigError,
+    MissingExtraError,
+    ModelError,
+    public_address,
+)
+from llm_envs.policies.answers import Answer, read_json
 from llm_envs.policies.vllm.routing import Verdict, judge, retry_after_s
 
 __all__ = [
@@ -73,18 +80,19 @@ def check_url(url: str, name: str) -> None:
         InvalidConfigError: If it is not. The message has its name.
     """
     if not url.startswith(("http://", "https://")):
-        raise InvalidConfigError(f"{name} is {url!r}; it must begin with http:// or https://.")
+        raise InvalidConfigError(f"{name} is {public_address(url)!r}; it must begin with http:// or https://.")
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname) and parts.port != 0  # an invalid port raises
     except ValueError:
         is_whole = False
     if not is_whole:
-        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or an invalid port.")
-    if "@" in parts.netloc:
+        raise InvalidConfigError(f"{name} is {public_address(url)!r}; it has no host, or an invalid port.")
+    if public_address(url) != url:
         raise InvalidConfigError(
-            f"{name} has a user or a password before its host {parts.hostname}: errors contain addresses and are "
-            f"stored with episodes. Leave it out; pass a key in {API_KEY}, or as api_key=."
+            f"{name} has more than {public_address(url)}: a user or a password before its host, or a query behind it. "
+            "Errors contain addresses and are stored with episodes. Leave it out; pass a key in "
+            f"{API_KEY}, or as api_key=."
         )
 
 
@@ -129,14 +137,14 @@ class AsyncClients:
         self._headers, self._max_connections, self._connect_s = dict(headers), max_connections, connect_s
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 
-    async def post(self, url: str, body: Mapping[str, Any], *, trace: Trace | None = None) -> Any:
-        """Send JSON; return the answer's JSON. Cancelling closes the connection, which aborts the request there.
+    async def post(self, url: str, body: Mapping[str, Any], *, trace: Trace | None = None) -> Answer:
+        """Send JSON; return the answer. Cancelling closes the connection, which aborts the request there.
 
         Raises:
             RetryableError: If the connection fails, or the answer is 429 or 5xx.
             ContextFullError: If the server reports that the prompt does not fit.
             InvalidConfigError: If the server refuses the API key or the request.
-            ModelError: If the server does not have the model.
+            ModelError: If the server does not have the model, or answers with anything but JSON.
         """
         client = self._client()
         extensions = {} if trace is None else {"trace": trace}
@@ -180,14 +188,17 @@ class AsyncClients:
         return self._clients[loop]
 
 
-def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) -> Any:
-    """Return an answer's JSON, or raise the error for its status; see `AsyncClients.post`."""
+def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) -> Answer:
+    """Return an answer, or raise the error for its status; see `AsyncClients.post`."""
     verdict = judge(status, text)
     if verdict is Verdict.OK:
         try:
-            return json.loads(text) if text else None
-        except ValueError as error:
-            raise RetryableError(f"{url} answered {status} with {text[:80]!r}, which is not JSON.") from error
+            return Answer(url, read_json(text) if text else None)
+        except ValueError as error:  # another attempt would get the same page
+            raise ModelError(
+                f"{url} answered {status} with {text[:80]!r}, which is not JSON ({error}): check that this is the "
+                "address of a model server or chat API, and not of another page."
+            ) from error
     _raise(verdict, f"{url} answered {status}: {said_by(text)}", status, retry_after_s(headers))
 
 
@@ -208,7 +219,7 @@ def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -
 def said_by(text: str) -> str:
     """Return the error message from any of the formats that servers use."""
     try:
-        data = json.loads(text)
+        data = read_json(text)
     except ValueError:
         return text.strip()[:_MAX_ERROR_CHARACTERS] or "nothing more"
     for key in ("error", "message", "detail"):

@@ -30,7 +30,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
+from llm_envs.policies.inference.cpu import cpu_dtype, has_linear_attention, skips_compilation
 from llm_envs.policies.vllm.http import import_httpx, is_local
 
 __all__ = ["ModelServers", "is_healthy", "last_error", "serve_command", "start_servers"]
@@ -254,6 +254,8 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
     ours = ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
     if _is_cpu_build():  # there, chunked prefill crashes the engine if a request has a seed
         ours.append("--no-enable-chunked-prefill")
+        if has_linear_attention(str(model)):
+            ours.append("--no-enable-prefix-caching")
         if not any(arg.partition("=")[0] == "--dtype" for arg in args) and (dtype := cpu_dtype()) is not None:
             ours += ["--dtype", dtype]
         if skips_compilation(args):

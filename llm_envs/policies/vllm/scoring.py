@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
+from llm_envs.policies.answers import Answer
 from llm_envs.policies.vllm.control import PROBE_TEXT, ServerFacts, VLLMControl
 from llm_envs.policies.vllm.http import RetryableError, bearer, check_url, is_local
 from llm_envs.policies.vllm.routing import Backoff
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenScorer"]
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 _ROWS_PER_REQUEST = 16
 """A long request loses more when it is tried again; a short one costs more overhead."""
@@ -116,12 +118,14 @@ class TokenScorer:
     def _score(self, lists: Sequence[list[int]]) -> list[npt.NDArray[np.float32]]:
         body = {"model": self.facts.model, "prompt": lists, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = self._tried(lambda: self._control.ask(f"{self.url}/v1/completions", body, timeout_s=_ANSWER_S))
-        choices = sorted(answer.get("choices") or [], key=lambda choice: choice.get("index", 0))
+        choices = answer["choices"].items()
+        if len(choices) > 1:
+            choices.sort(key=lambda choice: choice["index"].whole())
         if len(choices) != len(lists):
-            raise ModelError(f"{self.url} answered {len(choices)} of {len(lists)} rows: {str(answer)[:200]}")
-        return [_logps_of(choice, ids, self.url) for choice, ids in zip(choices, lists, strict=True)]
+            raise answer["choices"].wrong(f"a list of {len(lists)}, one for each row")
+        return [_logps_of(choice, ids) for choice, ids in zip(choices, lists, strict=True)]
 
-    def _tried(self, ask: Callable[[], Answer]) -> Answer:
+    def _tried(self, ask: Callable[[], T]) -> T:
         for attempt in range(self.max_retries):
             try:
                 return ask()
@@ -135,20 +139,23 @@ class TokenScorer:
             ) from error
 
 
-def _logps_of(choice: Mapping[str, Any], ids: Sequence[int], url: str) -> npt.NDArray[np.float32]:
+def _logps_of(choice: Answer, ids: Sequence[int]) -> npt.NDArray[np.float32]:
     """Return the log-probabilities in one choice of an answer.
 
     Raises:
-        ModelError: If one is missing.
+        ModelError: If one is missing, or is not a log-probability.
     """
-    entries = choice.get("prompt_logprobs")
-    if not isinstance(entries, list) or len(entries) != len(ids):
+    listed = choice["prompt_logprobs"]
+    if not listed:
         raise ModelError(
-            f"{url} returned no log-probabilities of the prompt: a teacher is scored by vLLM's `/v1/completions` with "
-            "`prompt_logprobs`, which other servers and proxies may drop."
+            f"{choice.url} returned no log-probabilities of the prompt: a teacher is scored by vLLM's "
+            "`/v1/completions` with `prompt_logprobs`, which other servers and proxies may drop."
         )
+    entries = listed.items()
+    if len(entries) != len(ids):
+        raise listed.wrong(f"a list of {len(ids)}, one for each token")
     # An entry is `{"id": {"logprob": ...}}`; the first is None, since nothing comes before the first token.
-    found = [(entry or {}).get(str(token)) for entry, token in zip(entries[1:], ids[1:], strict=True)]
-    if None in found:
-        raise ModelError(f"{url} returned log-probabilities of other tokens than were sent: {str(entries[1])[:200]}")
-    return np.array([np.nan, *(float(one["logprob"]) for one in found if one)], dtype=np.float32)
+    found = [entry[str(token)]["logprob"].value for entry, token in zip(entries[1:], ids[1:], strict=True)]
+    # Unlike a sampled token, a given one may be impossible: only its upper bound is known.
+    logps = Answer(choice.url, found, f"{listed.field}: logprob").logps(len(ids) - 1, least=-sys.float_info.max)
+    return np.array([np.nan, *logps], dtype=np.float32)

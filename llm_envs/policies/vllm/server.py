@@ -32,7 +32,8 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
-from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, find_checkpoint, tensor_shapes
+from llm_envs.policies.answers import Answer
+from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, find_checkpoint, n_vocabulary, tensor_shapes
 from llm_envs.policies.vllm.control import (
     CHANGING,
     ServerControl,
@@ -146,6 +147,7 @@ class VLLMServerPolicy:
         """`follow` of clients in other processes, which `send` and `follow` call before the servers change."""
         self._whole_lock = threading.Lock()
         self.max_model_len: int = self._connect(connect_timeout_s)
+        self._n_vocabulary = max(len(tokenizer), n_vocabulary(self.model or self._facts().root))
 
     async def sample(
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
@@ -259,7 +261,7 @@ class VLLMServerPolicy:
                 self._identify(endpoint)
 
     def _check_sendable(self, shapes: Shapes, where: str = "this update") -> None:
-        check_same_tensors(shapes, self._served_shapes(), where)
+        check_same_tensors(shapes, self.served_shapes, where)
         for endpoint in self._endpoints:
             if endpoint.facts is not None:
                 check_updatable(endpoint.facts)
@@ -311,7 +313,7 @@ class VLLMServerPolicy:
                 await self._identified(endpoint)
             if endpoint.process != facts.process:
                 raise RetryableError(f"{endpoint.url} was restarted during a turn.")
-            sampled = self._format.sampled(answer, version)
+            sampled = self._format.sampled(answer, version, self._n_vocabulary)
             if self.weight_version != version and facts.has_extension:
                 sampled = await self._with_changes(endpoint, answer, sampled)
             if sampled.finish_reason is FinishReason.ABORT:
@@ -330,11 +332,12 @@ class VLLMServerPolicy:
         self.router.succeeded(index)
         return sampled
 
-    async def _with_changes(self, endpoint: ServerState, answer: Any, sampled: Sampled) -> Sampled:
+    async def _with_changes(self, endpoint: ServerState, answer: Answer, sampled: Sampled) -> Sampled:
         """Return a turn with the versions that its server's worker has noted for it."""
-        asked = {"method": "llm_envs_versions", "args": [answer["id"]]}
+        asked = {"method": "llm_envs_versions", "args": [answer["id"].text()]}
         answered = await self._clients.post(f"{endpoint.url}/collective_rpc", asked)
-        changes = [(n_tokens, version_of(tag)) for n_tokens, tag in answered["results"][0]]
+        noted = [change.items(least=2) for change in answered["results"].items()[0].items(least=0)]
+        changes = [(n_tokens.whole(), version_of(tag.text())) for n_tokens, tag in noted]
         versions = spans_of_changes(sampled.weight_version, changes, len(sampled.token_ids))
         return replace(sampled, versions=versions)
 
@@ -352,7 +355,7 @@ class VLLMServerPolicy:
             endpoint.asking = self._threads.submit(self._identify, endpoint)
         await asyncio.shield(asyncio.wrap_future(endpoint.asking))
 
-    async def _post(self, endpoint: ServerState, body: Mapping[str, Any]) -> Any:
+    async def _post(self, endpoint: ServerState, body: Mapping[str, Any]) -> Answer:
         """Send a request and check the server's health meanwhile, to notice a hung server before the turn's timeout."""
         url = f"{endpoint.url}{self._format.sample_path}"
         post = asyncio.ensure_future(self._clients.post(url, body, trace=endpoint.note_connection))
@@ -503,16 +506,27 @@ class VLLMServerPolicy:
     def _facts(self) -> ServerFacts:
         return next(endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None)
 
-    def _served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+    @property
+    def served_checkpoint(self) -> Path:
+        """Folder on this machine of the model that the servers were started on.
+
+        Raises:
+            ModelError: If it is not here.
+        """
+        root = self._facts().root
+        folder = find_checkpoint(self.model or root) or find_checkpoint(root)
+        if folder is None:
+            raise ModelError(
+                f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
+                "crash a server. Pass model=..., a folder with the served model."
+            )
+        return folder
+
+    @property
+    def served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the tensors of `served_checkpoint`."""
         if self._shapes is None:
-            root = self._facts().root
-            folder = find_checkpoint(self.model or root) or find_checkpoint(root)
-            if folder is None:
-                raise ModelError(
-                    f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
-                    "crash a server. Pass model=..., a folder with the served model."
-                )
-            self._shapes = tensor_shapes(folder)
+            self._shapes = tensor_shapes(self.served_checkpoint)
         return self._shapes
 
 

@@ -261,7 +261,7 @@ class _Requests:
 
     def count_workers(self) -> int:
         """Ask for the number of workers of all servers."""
-        self._n_workers = [int(self._ask(f"{url}/get_world_size")["world_size"]) for url in self.urls]
+        self._n_workers = [self._ask(f"{url}/get_world_size")["world_size"].whole(1) for url in self.urls]
         return sum(self._n_workers)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:

@@ -70,6 +70,7 @@ def repacking(model: Any) -> Iterator[None]:
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     yield
-    head: Any = getattr(model, "lm_head", None)
-    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
-        head.quant_method.process_weights_after_loading(head)
+    for owner in model.modules():  # a wrapped model has the layer inside its text model, with that model's config
+        head: Any = owner._modules.get("lm_head")
+        if getattr(getattr(owner, "config", None), "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)

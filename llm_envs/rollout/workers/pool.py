@@ -245,7 +245,8 @@ class WorkerRunner:
         if self._key not in self._present.loaded:
             await self._call("importing the environment", None, "load", self._key, self._target, starting=True)
             self._present.note_loaded(self._key)
-        await self._call("env.make", self._limit_s, "make", self._key, self._kwargs)
+        # Without a limit the process is watched, as in a trial: one that hangs would hold its place for ever.
+        await self._call("env.make", self._limit_s, "make", self._key, self._kwargs, starting=self._limit_s is None)
 
     def open_here(self) -> None:
         """Do what `open` does, but block the calling thread. The caller has already taken a place."""

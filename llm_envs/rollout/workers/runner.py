@@ -15,7 +15,6 @@ Environments that may hang for ever or crash need their own process: `llm_envs.r
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import queue
 import sys
@@ -25,7 +24,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +31,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import EnvContractError, ResetNeededError
+from llm_envs.problems import as_flag, as_number
+from llm_envs.rollout.workers.slow_calls import name_if_slow
 
 __all__ = [
     "EnvMaker",
@@ -42,6 +42,7 @@ __all__ = [
     "check_made",
     "check_reset",
     "check_step",
+    "close_env",
     "env_attribute",
     "in_thread",
     "make_env",
@@ -122,19 +123,34 @@ class EnvMaker:
 
 
 def make_env(target: Target, kwargs: Mapping[str, Any]) -> Env:
-    """Make an environment of an `EnvMaker`'s target."""
-    if isinstance(target, (str, EnvSpec)):
-        # Without the passive checker, which takes as long as everything else together. The episode checks the values
-        # that it relies on, and `llm-envs check` checks the whole contract.
-        return gym.make(target, disable_env_checker=True, **kwargs)
-    return target(**kwargs)
+    """Make an environment of an `EnvMaker`'s target.
+
+    Raises:
+        EnvContractError: If its code calls `sys.exit`, which would end the run.
+    """
+    try:
+        if isinstance(target, (str, EnvSpec)):
+            # Without the passive checker, which takes as long as everything else together. The episode checks the
+            # values that it relies on, and `llm-envs check` checks the whole contract.
+            return gym.make(target, disable_env_checker=True, **kwargs)
+        return target(**kwargs)
+    except SystemExit as error:
+        raise EnvContractError(f"the environment called sys.exit({error.code!r}) while it was made.") from error
+
+
+def close_env(env: Env) -> None:
+    """Close an environment whose use is over; its errors change nothing now, not even `sys.exit`."""
+    try:
+        name_if_slow("env.close", env, env.close)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        pass
 
 
 def check_made(make: Callable[[], Env]) -> None:
     """Make an environment and close it again, to check that this works."""
-    env = make()
-    with suppress(Exception):  # an error in `close` would not affect an episode either
-        env.close()
+    close_env(name_if_slow("env.make", make, make))
 
 
 _found_blocking: set[tuple[str, int]] = set()
@@ -218,17 +234,13 @@ class EnvRunner:
         return self._env
 
     def _make(self) -> None:
-        self._env = self._given()  # type: ignore[operator]  # not an environment, so it makes one
+        make: Any = self._given  # not an environment, so it makes one
+        self._env = make() if self._limit_s is not None else name_if_slow("env.make", make, make)
 
     def _close(self) -> None:
         env, self._env = self._env, None
-        try:
-            if env is not None:
-                env.close()
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            pass  # the episode is over and its trajectory is recorded: an error in `close` changes nothing
+        if env is not None:
+            close_env(env)
 
 
 _steps: Counter[tuple[type, type]] = Counter()
@@ -276,17 +288,15 @@ def check_step(result: Any) -> Step:
         form = "(observation, reward, terminated, truncated, info: dict)"
         raise EnvContractError(f"step returned {result!r:.80}; it must return {form}.")
     observation, reward, terminated, truncated, info = result
-    return observation, _finite(reward), bool(terminated), bool(truncated), info
-
-
-def _finite(reward: Any) -> float:
+    name, value = "the reward", reward
     try:
-        value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise EnvContractError(f"the reward is {reward!r:.80}; it must be a number.") from error
-    if not math.isfinite(value):
-        raise EnvContractError(f"the reward is {value}; it must be finite.")
-    return value
+        paid = as_number(reward)
+        name, value = "terminated", terminated
+        is_over = as_flag(terminated)
+        name, value = "truncated", truncated
+        return observation, paid, is_over, as_flag(truncated), info
+    except TypeError as error:
+        raise EnvContractError(f"{name} is {value!r:.80}; {error}.") from error
 
 
 def in_thread(function: Callable[[], T]) -> Future[T]:

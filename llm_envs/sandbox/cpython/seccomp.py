@@ -26,7 +26,23 @@ _CLONE_THREAD = 0x10000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _SET_PARENT_DEATH_SIGNAL = 1
 _FIRST_NEW_CALL = 424
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_REFUSED_IOCTLS = {
+    "TIOCSTI": 0x5412,
+    "TIOCLINUX": 0x541C,
+    "FIOASYNC": 0x5452,
+    "FIOSETOWN": 0x8901,
+    "SIOCSPGRP": 0x8902,
+}
+"""Typing on a terminal, and signals to the owner of a descriptor, who may be any process of the user."""
+_REFUSED_FCNTLS = {
+    "F_SETOWN": 8,
+    "F_SETSIG": 10,
+    "F_SETOWN_EX": 15,
+    "F_SETLEASE": 1024,
+    "F_NOTIFY": 1026,
+    "F_SETPIPE_SZ": 1031,
+}
+"""Such signals again, leases on files of others, and pipes that hold memory outside of the limit."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,8 @@ class _Architecture:
     audit: int
     """`AUDIT_ARCH_...`."""
     refused: tuple[int, ...]
-    """Processes, sockets, signals to others, mounts, namespaces, keys, shared memory, priorities, limits, devices."""
+    """Processes, sockets, larger buffers of pairs of them, descriptors and pages in transit, signals, mounts,
+    namespaces, keys, shared memory, priorities, limits, devices."""
     changing_files: tuple[int, ...]
     """Calls that change a file or directory without a descriptor opened for writing."""
     opening: tuple[tuple[int, int], ...]
@@ -45,6 +62,7 @@ class _Architecture:
     prlimit64: int
     prctl: int
     ioctl: int
+    fcntl: int
     tgkill: int
 
 
@@ -57,13 +75,14 @@ ARCHITECTURES: dict[str, _Architecture] = {
             170, 171, 175, 176, 313, 179, 163, 164, 159, 227, 305, 172, 173, 246, 320, 248, 249, 250, 272, 308, 298,
             321, 323, 319, 303, 304, 103, 153, 135, 154, 29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 206,
             209, 300, 237, 238, 256, 279, 141, 144, 142, 203, 314, 251, 160, 133, 259, 212, 180, 134, 136, 139, 156,
+            54, 46, 307, 278, 222, 244,
         ),
         changing_files=(
             85, 82, 264, 316, 83, 258, 84, 86, 265, 87, 263, 88, 266, 90, 91, 268, 92, 93, 94, 260, 76, 77, 188, 189,
             190, 197, 198, 199, 132, 235, 280, 261, 285,
         ),
         opening=((2, 1), (257, 2)),
-        clone=56, prlimit64=302, prctl=157, ioctl=16, tgkill=234,
+        clone=56, prlimit64=302, prctl=157, ioctl=16, fcntl=72, tgkill=234,
     ),
     "aarch64": _Architecture(
         audit=0xC00000B7,
@@ -72,10 +91,11 @@ ARCHITECTURES: dict[str, _Architecture] = {
             162, 105, 106, 273, 60, 89, 170, 171, 112, 266, 104, 294, 217, 218, 219, 97, 268, 241, 280, 282, 279, 264,
             265, 116, 58, 92, 194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 0, 2, 262, 235, 237, 238,
             239, 140, 119, 118, 122, 274, 30, 164, 33, 18, 42,
+            208, 211, 269, 75, 107, 184,
         ),
         changing_files=(38, 276, 34, 37, 35, 36, 52, 53, 55, 54, 45, 46, 5, 6, 7, 14, 15, 16, 88, 47),
         opening=((56, 2),),
-        clone=220, prlimit64=261, prctl=167, ioctl=29, tgkill=131,
+        clone=220, prlimit64=261, prctl=167, ioctl=29, fcntl=25, tgkill=131,
     ),
 }
 # fmt: on
@@ -117,8 +137,9 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
         (_RETURN, 0, 0, _REFUSE),
     ]
     program += _if(architecture.prctl, 0, _EQUAL, _SET_PARENT_DEATH_SIGNAL)
-    program += _if(architecture.ioctl, 1, _EQUAL, _TIOCSTI)
-    program += _if(architecture.ioctl, 1, _EQUAL, _TIOCLINUX)
+    for call, commands in ((architecture.ioctl, _REFUSED_IOCTLS), (architecture.fcntl, _REFUSED_FCNTLS)):
+        for command in commands.values():
+            program += _if(call, 1, _EQUAL, command)
     if read_only:
         for number, argument in architecture.opening:
             program += _if(number, argument, _ANY_BIT, _WRITING)

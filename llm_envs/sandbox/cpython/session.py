@@ -15,9 +15,8 @@
 4. Between runs the interpreter is stopped, and so are threads that the code has left running.
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
-6. A busy machine is not the code's fault. If a run reaches its limit and its interpreter had less than half of that
-   time on a processor because it waited for one, or was stopped from outside, the run gets more time. At `LONGEST`
-   it raises `SandboxError`. Code that sleeps does not wait for a processor.
+6. A busy machine is not the code's fault. The time in which an interpreter waits for a processor does not count as
+   the run's. At `LONGEST` it raises `SandboxError`. Code that sleeps, or has stopped itself, does not wait.
 7. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
    Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie, but the
    code could have printed the same.
@@ -47,7 +46,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.processes import StartWatch, children_of, cpu_seconds
+from llm_envs.processes import LONGEST, StartWatch, children_of, cpu_seconds
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -60,7 +59,7 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.cpython.seccomp import build_filter
-from llm_envs.sandbox.time_limit import LONGEST, STEP
+from llm_envs.sandbox.time_limit import ENOUGH, STEP
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 
@@ -297,19 +296,19 @@ class _Child:
         return outcome | {"printed": exchange.text(), "n_printed": exchange.n_characters}
 
     def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:
-        """Exchange until the time limit. Extend it if the interpreter waited for a processor most of the time."""
+        """Exchange until the time limit, in which time without a processor does not count."""
         limit_s = left_s = self.limits.timeout_s
         given_s = used_s = 0.0
-        start = last = _read_clock(self._process.pid)
+        start = _read_clock(self._process.pid)
         while given_s < LONGEST * limit_s:
             stopped = exchange.run(left_s)
             now = _read_clock(self._process.pid) if stopped == "time" else None
-            if start is None or last is None or now is None:
+            if start is None or now is None:
                 return stopped
+            given_s, left_s = given_s + left_s, STEP * limit_s
             used_s = now.used_s - start.used_s
-            if used_s >= limit_s / 2 or not (now.is_stopped or now.waited_s - last.waited_s >= left_s / 2):
+            if max(used_s, given_s - (now.waited_s - start.waited_s)) >= ENOUGH * limit_s:
                 return stopped
-            given_s, left_s, last = given_s + left_s, STEP * limit_s, now
         self.close()
         raise SandboxError(
             f"an interpreter had a processor for {used_s:.1f} s of {given_s:.1f} s. Is this machine overloaded?"
@@ -351,7 +350,10 @@ class _Exchange:
         self._kept = bytearray()
 
     def run(self, timeout_s: float) -> SandboxStop | None:
-        """Exchange until the reply is complete. Return the limit that was reached, or None."""
+        """Exchange until the reply is complete. Return the limit that was reached, or None.
+
+        The time begins when the request is sent. A reply that has arrived by its end is read, however late we look.
+        """
         deadline = time.perf_counter() + timeout_s
         control, output = self._child._control, self._child._output
         with selectors.DefaultSelector() as selector:
@@ -359,26 +361,29 @@ class _Exchange:
             selector.register(control, both if self._unsent else selectors.EVENT_READ)
             selector.register(output, selectors.EVENT_READ)
             while self.reply is None:
-                left_s = deadline - time.perf_counter()
-                if left_s <= 0:
-                    return "time"
-                for key, events in selector.select(left_s):
+                left_s, has_moved = deadline - time.perf_counter(), False
+                for key, events in selector.select(max(left_s, 0)):
                     if key.fd == output and not self._read_output():
                         selector.unregister(output)
                     elif key.fd != output:
                         try:
                             if events & selectors.EVENT_WRITE:
                                 self._unsent = self._unsent[control.send(self._unsent) :]
+                                deadline, has_moved = time.perf_counter() + timeout_s, True
                                 if not self._unsent:
                                     selector.modify(control, selectors.EVENT_READ)
-                            if events & selectors.EVENT_READ and not self._read_control():
-                                return "crash"
+                            if events & selectors.EVENT_READ:
+                                if not self._read_control():
+                                    return "crash"
+                                has_moved = True
                         except BlockingIOError:
                             continue
                         except OSError:
                             return "crash"
                 if self._is_flood:
                     return "output"
+                if left_s <= 0 and not has_moved:
+                    return "time"
         while self._read_output(nothing_now=False) and not self._is_flood:
             pass  # output from before the reply is already in the pipe
         return "output" if self._is_flood else None
@@ -405,7 +410,7 @@ class _Exchange:
 
     def _read_control(self) -> bool:
         """Read a part of the reply. Return False for anything but a well-formed reply."""
-        chunk = self._child._control.recv(65_536)
+        chunk = self._child._control.recv(1 << 20)
         received = self._child._received
         received += chunk
         if not chunk:
@@ -434,20 +439,17 @@ class _Clock:
     """Processor time."""
     waited_s: float
     """Time in which they were ready to run and had no processor."""
-    is_stopped: bool
-    """Whether one of them is stopped by a signal now."""
 
 
 def _read_clock(guardian: int) -> _Clock | None:
     """Return the clock of an interpreter, or None if it is gone or the system does not report these times."""
-    used_s, waited_ns, states = cpu_seconds(guardian), 0, ""
+    used_s, waited_ns = cpu_seconds(guardian), 0
     try:
         for pid in (guardian, *children_of(guardian)):
             waited_ns += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-            states += Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
-    return None if used_s is None else _Clock(used_s, waited_ns / 1e9, "T" in states)
+    return None if used_s is None else _Clock(used_s, waited_ns / 1e9)
 
 
 def _encode_filter(isolation: Isolation) -> str:

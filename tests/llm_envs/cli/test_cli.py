@@ -51,6 +51,31 @@ def command(*arguments: str, cwd: Path, stdin: str = "", path: Path | None = Non
     )
 
 
+@pytest.mark.parametrize("module", ["llm_envs.cli", "llm_envs.cli.main", "llm_envs.trainers.cli.commands"])
+@pytest.mark.parametrize(("sent", "said"), [("SIGINT", "interrupted"), ("SIGTERM", "interrupted by SIGTERM")])
+def test_a_signal_while_a_command_is_being_imported_prints_one_line(
+    module: str, sent: str, said: str, tmp_path: Path
+) -> None:
+    """In place of Gymnasium a module that sends the signal; it is imported with the package itself."""
+    (tmp_path / "gymnasium.py").write_text(
+        f"import os, signal, time; os.kill(os.getpid(), signal.{sent}); time.sleep(60)"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", module, "list"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"llm-envs: {said}\n")
+
+
+def test_a_program_that_imports_the_package_keeps_its_signals() -> None:
+    code = "import signal, llm_envs; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.fixture
 def with_trainings(tmp_path: Path) -> Path:
     """A folder that Python sees as an installed package with two trainings."""

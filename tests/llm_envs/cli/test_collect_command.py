@@ -223,6 +223,9 @@ class TestCollect:
             ["-n", "1", "--out", "x", "--max-step-s", "0"],
             ["-n", "1", "--out", "x", "--env-kwargs", "[1]"],
             ["-n", "1", "--out", "x", "--env-kwargs", "{"],
+            ["-n", "1", "--out", "x", "--env-kwargs", '{"split": "test", "split": "train"}'],
+            ["-n", "1", "--out", "x", "--env-kwargs", '{"a":' * 500 + "1" + "}" * 500],
+            ["-n", "1", "--out", "x", "--env-kwargs", '{"a":' * 9999],
         ],
     )
     def test_wrong_usage(self, arguments: list[str]) -> None:

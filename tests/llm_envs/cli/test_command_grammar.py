@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gymnasium as gym
@@ -221,7 +222,7 @@ def test_2_where_it_was_asked_wrongly(command: str, capsys: pytest.CaptureFixtur
 class Interrupted(io.StringIO):
     """A terminal at which somebody presses Ctrl-C when the first word comes, or which cannot be written to."""
 
-    def __init__(self, error: type[BaseException]) -> None:
+    def __init__(self, error: Callable[[str], BaseException]) -> None:
         super().__init__()
         self.error = error
 
@@ -229,11 +230,21 @@ class Interrupted(io.StringIO):
         raise self.error("the terminal is gone")
 
 
+def sigterm(text: str) -> BaseException:
+    """Send this process SIGTERM, which a command turns into Ctrl-C."""
+    signal.raise_signal(signal.SIGTERM)
+    return OSError(text)
+
+
 def test_130_where_it_was_interrupted_and_1_where_nothing_can_be_written(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (error, code, last) in enumerate(
-        [(KeyboardInterrupt, 130, "llm-envs: interrupted"), (OSError, 1, "OSError: the terminal is gone (--debug")]
+        [
+            (KeyboardInterrupt, 130, "llm-envs: interrupted"),
+            (sigterm, 130, "llm-envs: interrupted"),
+            (OSError, 1, "OSError: the terminal is gone (--debug"),
+        ]
     ):
         for arguments in (
             ["list", "--family", "games"],

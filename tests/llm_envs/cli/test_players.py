@@ -159,8 +159,9 @@ class TestAModelByItsAddress:
         (["--model-name", "m"], "--model-name needs --model URL"),
         (
             ["--model", "http://me:hunter2@h/v1", "--model-name", "m"],
-            "--model has a user or a password before its host h:",
+            "--model has more than http://h/v1: a user or a password",
         ),
+        (["--model", "http://h/v1?key=hunter2", "--model-name", "m"], "--model has more than http://h/v1:"),
         (["--model", "a/b", "--serve", "1", "--server-args=--api-key hunter2"], "set VLLM_API_KEY instead"),
         (["--model", "a/b", "--serve", "1", "--server-args=--api_key=hunter2"], "set VLLM_API_KEY instead"),
     ],

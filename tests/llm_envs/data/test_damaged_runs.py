@@ -197,7 +197,7 @@ LINKS: dict[str, Callable[[Path, Path], None]] = {
     "a hard link": lambda path, victim: path.hardlink_to(victim),
 }
 LEFT = ["writer.lock", "manifest.json.tmp", "log-00000.jsonl", "log-00001.jsonl", "shard-00001.parquet.tmp"]
-"""What the folder of a run may hold beside the files of `make_collection`, or instead of them."""
+"""Further files that a run's folder may have, in addition to those of `make_collection` or in their place."""
 
 
 def link_and_run(run: Path, name: str, link: Callable[[Path, Path], None], commands: list[list[str]]) -> None:
@@ -227,7 +227,7 @@ def test_nothing_is_written_through_a_link_in_a_collection(name, kind, runs, tmp
 
 @pytest.mark.parametrize("kind", LINKS)
 def test_nothing_is_written_through_a_link_elsewhere(kind, runs, tmp_path):
-    """A shard to merge, an evaluation that goes on, and reports into a folder."""
+    """Merge a shard, continue an evaluation, and write reports into a folder."""
     shard = tmp_path / "shard" / "shard-0-of-1"
     played = ["collect", "llm/Arithmetic-v0", "-n", "2", "--out", str(shard.parent), "--shard", "0/1"]
     assert main(played) == 0

@@ -25,6 +25,7 @@ from llm_envs.data import (
     write_jsonl,
 )
 from llm_envs.data.datasets import iter_groups, write_dataset
+from llm_envs.data.records import is_same_record
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, RolloutLimits
@@ -166,6 +167,22 @@ def test_half_a_surrogate_pair_survives_arrow() -> None:
     table = to_dataset([odd])
     assert table[0]["messages"][0]["content"] == "a?b"
     assert from_dataset(table) == [odd]
+
+
+def test_two_halves_of_a_surrogate_pair_become_their_character() -> None:
+    """As a server sends them in two pieces of an answer. JSON, which most columns hold, joins them."""
+    halves, whole = "\ud83d" + "\ude00", "😀"
+
+    def odd(text: str) -> Trajectory:
+        (trajectory, *_) = collect(OraclePolicy(), n=1)
+        messages = (Message("user", text, (ToolCall("f", {text: text}),), metadata={"x": text}),)
+        return replace(trajectory, messages=messages, env_kwargs={"x": text}, turns=(), timings={})
+
+    table = to_dataset([odd(halves)])
+    assert table[0]["messages"][0]["content"] == whole
+    assert from_dataset(table) == [odd(whole)]
+    assert is_same_record(odd(halves), odd(whole))
+    assert not is_same_record(odd("\ud83d"), odd("\ude00"))
 
 
 class TestMessages:

@@ -16,7 +16,7 @@ from llm_envs.parsers import parse_reply
 from llm_envs.rollout import from_messages, read_messages_jsonl
 from llm_envs.rollout.chat_logs import as_messages
 from llm_envs.testing import ByteCodec
-from llm_envs.types import StopReason, Trajectory, TrajectoryGroup, validate_batch
+from llm_envs.types import Message, StopReason, Trajectory, TrajectoryGroup, validate_batch
 
 TOOLS = [
     {
@@ -108,6 +108,14 @@ class TestFamilies:
         # GPT-OSS closes a turn that others follow with <|end|>; whoever said it closed it with <|return|>.
         assert text.replace("A letter.<|return|>", "A letter.<|end|>") == whole
         assert len(trained_texts(codec, trajectory)) == 3
+
+    @pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "phi3"])
+    def test_assistant_messages_in_a_row_are_what_the_template_writes(self, name) -> None:
+        codec = ChatCodec(family_tokenizer(name))
+        log = [Message("user", "Hi"), Message("assistant", "Ho"), Message("assistant", "Ha"), Message("user", "Bye")]
+        (row,) = from_messages(log, codec=codec, reward=1.0).rows
+        written = codec.template.render(log, generation_prompt=False)
+        assert written.startswith(codec.decode(row.ids)) and "Ha" in codec.decode(row.ids)
 
     def test_thinking_can_be_left_out(self) -> None:
         """Llama's template has no place for it: it is text."""
@@ -215,9 +223,20 @@ class TestForms:
             ("assistant", "<think>\nHm.\n</think>\n\nNever."),
         ]  # fmt: skip
 
-    def test_several_assistant_messages_are_one_turn(self) -> None:
-        trajectory = self.log(USER, {**SAID, "reasoning_content": "A"}, LOG[2], USER, SAID, SAID)
-        assert self.trained(trajectory) == [f"<think>\nA\n</think>\n\nHo\n{HERMES}", "Ho\nHo"]
+    def test_the_parts_of_a_turn_are_one_turn(self) -> None:
+        thought = {"role": "assistant", "content": None, "reasoning_content": "A"}
+        trajectory = self.log(USER, {**SAID, "reasoning_content": "A"}, LOG[2], USER, thought, SAID)
+        assert self.trained(trajectory) == [f"<think>\nA\n</think>\n\nHo\n{HERMES}", "<think>\nA\n</think>\n\nHo"]
+
+    def test_other_assistant_messages_in_a_row_are_turns(self) -> None:
+        thought, ha = {**SAID, "reasoning_content": "A"}, {"role": "assistant", "content": "Ha"}
+        for log, expected in (
+            ((USER, SAID, ha), ["Ho", "Ha"]),
+            ((USER, SAID, thought, USER, ha), ["Ho", "<think>\nA\n</think>\n\nHo", "Ha"]),
+            ((USER, LOG[2], SAID), [HERMES, "Ho"]),
+            ((USER, {**SAID, "weight": 0}, LOG[2]), [HERMES]),
+        ):
+            assert self.trained(self.log(*log)) == expected
 
     def test_what_the_assistant_says_before_anybody_is_context(self) -> None:
         trajectory = self.log({"role": "assistant", "content": "Welcome."}, USER, SAID)

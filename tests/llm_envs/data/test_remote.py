@@ -84,6 +84,12 @@ def by_key(path: str | Path) -> dict[tuple[str, int], Trajectory]:
     return found
 
 
+def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(StoreError, match=r"^sftp://host/runs: .*password") as refusal:
+        as_path("sftp://me:hunter2@host/runs")
+    assert "hunter2" not in str(refusal.value)
+
+
 def test_a_run_there_has_the_content_of_a_run_here(address: str, spool: Path, tmp_path: Path) -> None:
     for out in (address, tmp_path / "here"):
         collect(out, codec=ByteCodec())
@@ -264,7 +270,7 @@ def test_a_new_run_does_not_take_what_an_earlier_one_left(tmp_path: Path, spool:
     with start(LEFT, address, spool):
         pass
     shutil.rmtree(tmp_path / "remote")
-    with pytest.raises(StoreError, match=r"never uploaded: resume that run \(resume=True, --resume\), or delete"):
+    with pytest.raises(StoreError, match=r"never uploaded: resume that run \(resume=True, --resume\), or move"):
         RemoteWriter(address)
     with RemoteWriter(address, resume=True):
         pass

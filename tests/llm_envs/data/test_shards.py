@@ -116,7 +116,7 @@ class TestRefused:
 
     def test_a_shard_without_its_manifest_is_not_called_missing(self, parts: Path, tmp_path: Path) -> None:
         (parts / "shard-1-of-3" / "manifest.json").unlink()
-        with pytest.raises(StoreError, match=r"shard-1-of-3 has no manifest.json: put it back, or remove the folder"):
+        with pytest.raises(StoreError, match=r"shard-1-of-3 has no manifest.json: put it back, or move the folder"):
             merge_runs([parts], tmp_path / "merged")
 
     def test_one_twice(self, parts: Path, tmp_path: Path) -> None:

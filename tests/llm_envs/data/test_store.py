@@ -6,6 +6,8 @@ What kills and failing writes do is in `test_store_kills.py`.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -171,6 +173,17 @@ class TestCompaction:
             write(tmp_path / "run", odd)
         assert names(tmp_path / "run") == {LOG}
         assert read_trajectories(tmp_path / "run") == odd
+
+    @pytest.mark.smoke
+    def test_no_text_keeps_a_shard_from_being_made(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        odd = replace(trajectories[0], messages=(Message("user", "\ud83d" + "\ude00"),), metadata={"x": "\ud83d\ude00"})
+        write(tmp_path / "run", [odd, *trajectories[1:]])
+        assert names(tmp_path / "run") == {SHARD}
+        assert read_trajectories(tmp_path / "run")[0].messages == (Message("user", "😀"),)
+
+    def test_a_name_that_no_column_can_hold_is_refused(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        with TrajectoryWriter(tmp_path / "run") as writer, pytest.raises(StoreError, match=r"group_id is 'a\\ud83d'"):
+            writer.write(replace(trajectories[0], group_id="a\ud83d"))
 
     def test_without_pyarrow_the_log_stays_and_a_shard_names_the_extra(
         self, tmp_path: Path, trajectories: list[Trajectory]
@@ -341,17 +354,64 @@ class TestOneRunAFolder:
             second.write(trajectories[1])
         assert read_trajectories(tmp_path / "run") == trajectories[:2]
 
-    @pytest.mark.skipif(sys.platform == "win32", reason="no record locks there")
-    def test_two_processes(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+    def test_a_copy_of_the_folder_does_not_release_it(self, tmp_path: Path) -> None:
+        with TrajectoryWriter(tmp_path / "run"):
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+            self.check_held(tmp_path / "run")
+            with TrajectoryWriter(tmp_path / "copy", resume=True):
+                pass
+
+    def test_a_fork_that_outlives_the_writer_does_not_keep_it(self, tmp_path: Path) -> None:
+        end, kept = os.pipe()
+        first = TrajectoryWriter(tmp_path / "run")
+        child = os.fork()
+        if not child:
+            os.close(kept)
+            os.read(end, 1)
+            os._exit(0)
+        try:
+            first.close()
+            TrajectoryWriter(tmp_path / "run", resume=True).close()
+        finally:
+            os.close(kept)
+            os.close(end)
+            os.waitpid(child, 0)
+
+    def test_a_lock_that_cannot_be_opened_is_not_to_be_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "run" / LOCK_NAME).mkdir(parents=True)
+        (tmp_path / "run" / MANIFEST_NAME).write_text('{"format": 2, "settings": {}, "shards": {}}')
+        with pytest.raises(StoreError, match=LOCK_NAME) as refusal:
+            TrajectoryWriter(tmp_path / "run", resume=True)
+        assert "emove" not in str(refusal.value)
+
+    def test_a_folder_whose_name_is_not_text_is_read(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        folder = tmp_path / os.fsdecode(b"run-\xff")
+        write(folder, trajectories)
+        assert names(folder) == {SHARD} and read_trajectories(folder) == trajectories
+
+    def test_a_shard_that_cannot_be_opened_is_not_called_damaged(
+        self, tmp_path: Path, trajectories: list[Trajectory]
+    ) -> None:
+        write(tmp_path / "run", trajectories)
+        (tmp_path / "run" / SHARD).rename(tmp_path / "kept")
+        (tmp_path / "run" / SHARD).symlink_to(SHARD)  # to itself: the system refuses to open it
+        with pytest.raises(StoreError, match=rf"{SHARD} cannot be read") as refusal:
+            read_trajectories(tmp_path / "run")
+        assert "emove" not in str(refusal.value)
+
+    def check_held(self, folder: Path) -> None:
         script = (
             "import sys\nfrom llm_envs.errors import StoreError\nfrom llm_envs.rollout import TrajectoryWriter\n"
             "try:\n    TrajectoryWriter(sys.argv[1], resume=True)\nexcept StoreError as error:\n    print(error)"
         )
+        command = [sys.executable, "-c", script, str(folder)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert f"is being written by process {(folder / LOCK_NAME).read_text().strip()}" in said
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+    def test_two_processes(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
         with TrajectoryWriter(tmp_path / "run") as writer:
-            command = [sys.executable, "-c", script, str(tmp_path / "run")]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            pid = (tmp_path / "run" / LOCK_NAME).read_text().strip()
-            assert f"is being written by process {pid}" in said
+            self.check_held(tmp_path / "run")
             writer.write(trajectories[0])
         assert read_trajectories(tmp_path / "run") == trajectories[:1]
 

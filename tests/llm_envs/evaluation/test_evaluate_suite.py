@@ -356,6 +356,8 @@ class TestSuiteFile:
             (f"environments: [{{name: {CALCULATOR}}}]", "is not an environment"),
             (f"environments: [{CALCULATOR}, {CALCULATOR}]", "occurs twice with the same arguments"),
             ("environments: [{env: 'llm/*', name: all}]", "one name for several tasks"),
+            (f"{{n: 1, n: 2, environments: [{CALCULATOR}]}}", "the key 'n' is repeated"),
+            (f"environments: [{{env: {CALCULATOR}, n: 1:30}}]", "n is '1:30'; it must be a whole number"),
             ("environments: ['llm/Nothing*']", "no task matches"),
             (f"{{k: 4, group_size: 2, environments: [{CALCULATOR}]}}", "k is 4 but each problem has 2 samples"),
         ],

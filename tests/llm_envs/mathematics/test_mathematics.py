@@ -512,6 +512,41 @@ def test_a_start_that_stands_still_is_given_up(monkeypatch):
         assert checker.compare("x+x", "2x", timeout_s=60), "the next comparison starts it again"
 
 
+def workers_of(checker):
+    """Return the processes of a checker's workers."""
+    pid = checker._loader._process.pid
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_time_without_a_processor_is_not_the_comparisons_time():
+    """A worker that was stopped for longer than its limit, as on an overloaded machine, still decides."""
+    with MathChecker(1) as checker:
+        assert checker.compare("x+x", "2x", timeout_s=60)
+        (worker,) = workers_of(checker)
+        os.kill(worker, signal.SIGSTOP)
+        threading.Timer(3.0, os.kill, (worker, signal.SIGCONT)).start()
+        comparison = checker.compare("y+y", "2y", timeout_s=1.0)
+        assert (comparison.verdict, comparison.reason) == ("equal", "")
+        assert comparison.seconds > 2.0
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.raises(SandboxError, match=r"had no processor for 0\.1 s"):
+            checker.compare("z+z", "2z", timeout_s=0.1)
+        os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.smoke
+def test_a_system_without_a_limit_of_memory_says_so_and_still_decides(tmp_path, monkeypatch):
+    """macOS refuses RLIMIT_AS; so does the module in the place of Python's `sitecustomize`, in the workers."""
+    refuse = "import resource\ndef refuse(*limit): raise ValueError\nresource.setrlimit = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with MathChecker(1) as checker:
+        with pytest.warns(UserWarning, match="RLIMIT_AS"):
+            assert checker.compare("x+x", "2x", timeout_s=60)
+        assert checker.compare("x+x", "3x", timeout_s=60).verdict == "different"
+
+
 def test_sympy_is_loaded_again_if_the_processes_were_killed():
     with MathChecker(1) as checker:
         assert checker.compare("x+x", "2x", timeout_s=60)

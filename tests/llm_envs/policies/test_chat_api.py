@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 import time
 
@@ -10,6 +11,7 @@ from fake_server import Answer, fake_server
 
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies import ChatAPIPolicy
+from llm_envs.policies.answers import Answer as Said
 from llm_envs.policies.base import ChatPolicy, TokenPolicy
 from llm_envs.policies.chat_api import chat_message, chat_request
 from llm_envs.policies.vllm.routing import Backoff
@@ -93,39 +95,79 @@ def test_an_answer_becomes_a_message():
     call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
     answer = said(None, tool_calls=[call], reasoning_content="hm").body
     answer["choices"][0]["finish_reason"] = "tool_calls"
-    assert chat_message(answer) == Message(
+    assert chat_message(Said("u", answer)) == Message(
         "assistant",
         "",
         (ToolCall("add", {"a": 1}, "c1"),),
         metadata={"reasoning": "hm", "finish_reason": "tool_calls"},
     )
     parts = [{"type": "text", "text": "a"}, {"type": "refusal"}, {"type": "text", "text": "b"}]
-    assert chat_message(said(parts).body) == Message("assistant", "ab")
+    assert chat_message(Said("u", said(parts).body)) == Message("assistant", "ab")
 
 
 @pytest.mark.parametrize(
-    "written", ['{"a": 1', "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": ' + "[" * 9999 + "]" * 9999 + "}", "7"]
+    "written",
+    [
+        '{"a": 1',
+        "[1]",
+        '{"a": 1, "a": 2}',
+        '{"a": ' + "[" * 500 + "]" * 500 + "}",
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": ' + "[" * 9999 + "]" * 9999 + "}",
+        "7",
+    ],
 )
 def test_arguments_that_are_no_object_stay_text(written):
     answer = said("So:", tool_calls=[{"id": "c1", "function": {"name": "add", "arguments": written}}]).body
-    message = chat_message(answer)
+    message = chat_message(Said("u", answer))
     assert message.tool_calls == ()
     assert message.content == f'So:\n<tool_call>\n{{"name": "add", "arguments": {written}}}\n</tool_call>'
 
 
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [None, [], {}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}, {"choices": "x"}, {"error": "odd"}],
+    ("answer", "field"),
+    [
+        (None, "the answer"),
+        ([], "the answer"),
+        ({"error": "odd"}, "choices is missing"),
+        ({"choices": {}}, "choices"),
+        ({"choices": []}, "choices"),
+        ({"choices": [None]}, r"choices\[0\]"),
+        ({"choices": [{}]}, r"choices\[0\].message"),
+        (said(7).body, r"choices\[0\].message.content is 7"),
+        (said({"text": "x"}).body, "message.content"),
+        (said([{"text": 7}]).body, r"message.content\[0\].text is 7"),
+        (said(["x"]).body, r"message.content\[0\]"),
+        (said("x", tool_calls="f").body, "message.tool_calls is 'f'"),
+        (said("x", tool_calls=[None]).body, r"tool_calls\[0\]"),
+        (said("x", tool_calls=[CALL | {"function": "f"}]).body, r"tool_calls\[0\].function is 'f'"),
+        (said("x", tool_calls=[CALL | {"function": {"name": 5}}]).body, "function.name is 5"),
+        (said("x", tool_calls=[CALL | {"id": {}}]).body, r"tool_calls\[0\].id"),
+        (said("x", reasoning=[1]).body, r"message.reasoning is \[1\]"),
+    ],
 )
-def test_an_answer_without_a_message_is_one_readable_error(answer):
-    with pytest.raises(ModelError, match="has no message"):
-        chat_message(answer)
+def test_an_answer_of_another_form_is_refused_with_server_and_field(answer, field):
+    with pytest.raises(ModelError, match=f"^http://there: .*{field}"):
+        chat_message(Said("http://there", answer))
 
 
-@pytest.mark.parametrize("calls", ["f", [None], [{"function": "f"}]])
-def test_a_call_that_is_none_is_one_readable_error(calls):
-    with pytest.raises(ModelError, match="an invalid tool call"):
-        chat_message(said("x", tool_calls=calls).body)
+@pytest.mark.parametrize(
+    ("answer", "field"),
+    [(said(7).body, "content is 7"), ("<html>Welcome</html>", "not JSON"), ("[" * 100_000, "nested too deeply")],
+)
+def test_an_answer_of_another_form_errs_its_episode_and_is_not_asked_for_again(answer, field):
+    with fake_server(lambda asked, n: Answer(body=answer)) as server:
+        with pytest.raises(ModelError):
+            reply(server.url)
+        assert len(server.asked) == 1
+        with Collector("llm/Calculator-v0", ChatAPIPolicy(server.url, "m"), progress=False) as collector:
+            ((trajectory,),) = collector.collect(1)
+        assert (trajectory.status, trajectory.error.kind) == ("errored", "ModelError")
+        assert server.url in trajectory.error.message and field in trajectory.error.message
 
 
 @pytest.mark.parametrize(
@@ -151,12 +193,14 @@ def test_what_would_be_refused_again_is_not_tried_again(status, text, error, mat
         assert len(server.asked) == 1
 
 
-def test_what_may_succeed_later_is_tried_again():
-    answers = [Answer(500, "down"), Answer(drop=True), Answer(503, ""), Answer(200, "no json"), said("Hello")]
-    with fake_server(lambda asked, n: answers[n]) as server:
+def test_what_may_succeed_later_is_tried_again_with_one_warning(caplog):
+    answers = [Answer(500, "down"), Answer(drop=True), Answer(503, ""), said("Hello")]
+    with fake_server(lambda asked, n: answers[n]) as server, caplog.at_level(logging.WARNING):
         (message,) = reply(server.url, api_key="secret")
         assert message == Message("assistant", "Hello")
-        assert len(server.asked) == 5
+        assert len(server.asked) == 4
+        (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("llm_envs")]
+        assert server.url in warning and "500: down" in warning
         assert {asked.headers["Authorization"] for asked in server.asked} == {"Bearer secret"}
 
 

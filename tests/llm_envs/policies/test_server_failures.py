@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import logging
 import threading
 import time
@@ -13,9 +14,11 @@ from fake_server import Answer, completion, fake_server, vllm_answers
 
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies import VLLMServerPolicy
+from llm_envs.policies.answers import Answer as Said
 from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
 from llm_envs.policies.vllm.formats import SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.policies.vllm.routing import Backoff
+from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import FinishReason, SamplingParams
 
@@ -99,15 +102,60 @@ def test_seeds_beyond_63_bits_are_sent_as_the_server_reads_them():
 )
 def test_why_a_turn_ended(reason, stopped_at, expected):
     answer = completion([5], finish_reason=reason, stop_reason=stopped_at).body
-    assert VLLMFormat().sampled(answer, 3).finish_reason is expected
+    assert VLLMFormat().sampled(Said("u", answer), 3).finish_reason is expected
 
 
-@pytest.mark.parametrize("changes", [{"token_ids": None}, {"token_ids": [1]}, {"logprobs": None}])
-def test_an_answer_that_cannot_be_trained_on_is_refused(changes):
-    with pytest.raises(ModelError, match="return_token_ids"):
-        VLLMFormat().sampled(completion([5, 6], **changes).body, 0)
-    with pytest.raises(ModelError, match="no choices"):
-        VLLMFormat().sampled({"choices": []}, 0)
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"token_ids": None}, "token_ids.*return_token_ids"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [1]}, "token_logprobs"),
+        ({"token_ids": [5, -1]}, r"token_ids\[1\] is -1"),
+        ({"token_ids": [5, len(TOKENIZER)]}, rf"token_ids\[1\] is {len(TOKENIZER)}"),
+        ({"token_ids": [5, 6.5]}, r"token_ids\[1\] is 6.5"),
+        ({"token_ids": [5, "6"]}, r"token_ids\[1\] is '6'"),
+        ({"token_ids": [5, True]}, r"token_ids\[1\] is True"),
+        ({"token_ids": "56"}, "token_ids is '56'"),
+        ({"logprobs": None}, "logprobs"),
+        ({"logprobs": {"token_logprobs": [-0.5, None]}}, r"token_logprobs\[1\]"),
+        ({"logprobs": {"token_logprobs": [-0.5, "-0.5"]}}, r"token_logprobs\[1\] is '-0.5'"),
+        ({"logprobs": {"token_logprobs": [-0.5, -1e9]}}, r"token_logprobs\[1\] is -1000000000"),
+        ({"logprobs": {"token_logprobs": [-0.5, float("nan")]}}, r"token_logprobs\[1\] is nan"),
+        ({"logprobs": {"token_logprobs": [-0.5, 0.5]}}, r"token_logprobs\[1\] is 0.5"),
+        ({"finish_reason": 3}, "finish_reason is 3"),
+        (None, "choices"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_is_refused_with_server_and_field(changes, field):
+    answer = {"choices": {}} if changes is None else completion([5, 6], **changes).body
+    with pytest.raises(ModelError, match=f"^http://there: .*{field}"):
+        VLLMFormat().sampled(Said("http://there", answer), 0, len(TOKENIZER))
+
+
+def test_an_answer_that_cannot_be_trained_on_errs_its_episode():
+    answer = completion([5, 6.5])
+    with fake_server(vllm_answers(TOKENIZER, lambda asked, n: answer, max_model_len=4096)) as server:
+        policy = make_policy(server.url)
+        with Collector("llm/Countdown-v0", policy, codec=policy.codec, progress=False) as collector:
+            ((trajectory,),) = collector.collect(1)
+        assert (trajectory.status, trajectory.error.kind) == ("errored", "ModelError")
+        assert server.url in trajectory.error.message and "token_ids[1] is 6.5" in trajectory.error.message
+
+
+@pytest.mark.parametrize("missing", ["id", "max_model_len"])
+def test_a_server_that_does_not_describe_its_model_is_refused_with_the_field(missing):
+    answers = vllm_answers(TOKENIZER, well, **{missing: None})
+    error = pytest.raises(ModelError, match=rf"^http://127.*data\[0\].{missing} is missing")
+    with fake_server(answers) as server, error:
+        make_policy(server.url)
+
+
+def test_a_model_may_have_more_ids_than_its_tokenizer(tmp_path):
+    padding = len(TOKENIZER) + 1
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": padding + 2}))
+    with fake_server(vllm_answers(TOKENIZER, lambda asked, n: completion([padding, 2]), root=str(tmp_path))) as server:
+        assert sample(make_policy(server.url))[0].token_ids.tolist() == [padding, 2]
 
 
 def test_sglang_in_the_forms_of_its_documentation():
@@ -132,7 +180,7 @@ def test_sglang_in_the_forms_of_its_documentation():
         "output_token_logprobs": [[-0.5, 5, None], [-0.25, 2, None]],
         "finish_reason": {"type": "stop", "matched": 2},
     }
-    sampled = SGLangFormat().sampled({"meta_info": meta}, 4)
+    sampled = SGLangFormat().sampled(Said("u", {"meta_info": meta}), 4)
     assert (sampled.token_ids.tolist(), sampled.logps.tolist()) == ([5, 2], [-0.5, -0.25])
     assert (sampled.finish_reason, sampled.weight_version) == (FinishReason.STOP, 4)
     with pytest.raises(InvalidConfigError, match=r"top_p=0\.9"):

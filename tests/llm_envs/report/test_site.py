@@ -74,8 +74,10 @@ def test_the_data_are_what_was_played(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*could not be compacted")  # half a pair in a setting's name stays in the log
 def test_no_text_becomes_markup(tmp_path: Path) -> None:
     plain = report(tmp_path, write_run(tmp_path / "a", [make_episode(n) for n in range(len(ATTACKS))]), title="a")[0]
-    hostile = [
-        make_episode(n, text=text, env_id=f"llm/{text}", group_id=ascii(text), env_kwargs={text: text})
+    hostile = [  # a name must be Unicode
+        make_episode(
+            n, text=text, env_id=f"llm/{text}".replace("\ud800", ""), group_id=ascii(text), env_kwargs={text: text}
+        )
         for n, text in enumerate(ATTACKS)
     ]
     (tmp_path / "out" / "report.html").unlink()

@@ -571,6 +571,14 @@ def test_code_tests():
 
 
 @pytest.mark.parametrize(
+    ("value", "share"),
+    [("{(3, 4), 10, 1}", 1.0), ("{1, 10, (3, 4), 5}", 0.0), ("{1, 10}", 0.0), ("[1, 10, (3, 4)]", 0.0)],
+)
+def test_a_set_may_be_in_any_order(value, share):
+    assert passed_share(f"x = {value}", [("x", {1, 10, (3, 4)})]) == share
+
+
+@pytest.mark.parametrize(
     "code",
     [
         "def add(a, b):\n    raise ValueError",

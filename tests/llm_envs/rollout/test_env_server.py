@@ -163,7 +163,7 @@ class Relay(threading.Thread):
 
 
 Change = Callable[[list[bytes]], list[bytes]]
-"""What a relay sends in place of the last of the frames so far."""
+"""Takes the frames so far; returns the frames that a relay sends in place of the last one."""
 
 
 def at_the_seventh(change: Change) -> Change:
@@ -191,7 +191,7 @@ def test_a_relay_passes_a_run_on(server: EnvServer) -> None:
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("direction", ["to_host", "to_worker"])
 def test_a_relay_can_change_repeat_and_move_nothing(server: EnvServer, direction: str, forgery: str) -> None:
-    """It costs the connection. What that had not finished is played again on a new one, under its seed."""
+    """The connection ends. Its unfinished episodes are played again on a new one, with the same seeds."""
     relay = Relay(server.address, **{direction: FORGERIES[forgery]})
     groups = collect(2, env_servers=[relay.address], workers=1)
     assert relay.n_changed == 1 and relay.ended.wait(120) and relay.n_connections == 3  # the first asks for the number
@@ -203,7 +203,7 @@ def test_a_relay_can_change_repeat_and_move_nothing(server: EnvServer, direction
 
 @pytest.mark.smoke
 def test_a_relay_runs_nothing_on_the_server(server: EnvServer, tmp_path: Path) -> None:
-    """It passes an honest handshake on, and then sends a request of its own."""
+    """The relay forwards an honest handshake, and then sends its own request."""
     ran = tmp_path / "ran"
     request = pickle.dumps(("load", 1, pickle.dumps(Touch(ran))))
     forged = Frames(bytes(KEY_BYTES), "worker", is_host=True).pack(request)

@@ -658,6 +658,8 @@ class TestWhatCannotBeRecorded:
             ({"reward_components": {"a": float("nan")}}, {}),
             ({"reward_components": {"a": float("inf")}}, {}),
             ({"is_success": np.array([1, 2])}, {}),
+            ({"is_success": "maybe"}, {}),
+            ({"reward_components": {"a": "0.5"}}, {}),
             ({"messages": [{"role": "user", "content": "x", "metadata": {"a": {1}}}]}, {}),
             ({}, {"tools": [{"a": {1, 2}}]}),
             ({}, {"tools": "abc"}),
@@ -672,7 +674,7 @@ class TestWhatCannotBeRecorded:
         assert trajectory.error is not None and trajectory.error.kind == "EnvContractError"
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
-    @pytest.mark.parametrize("logp", [-np.inf, np.nan, 0.5])
+    @pytest.mark.parametrize("logp", [-np.inf, np.nan, 0.5, -1e9])
     def test_of_a_token_policy(self, logp: float) -> None:
         class Policy:
             async def sample(self, *args: object, **settings: object) -> Sampled:

@@ -16,6 +16,7 @@ from llm_envs.checker.catalogue import example_kwargs
 from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ReplayError
 from llm_envs.policies import OraclePolicy, RandomPolicy
+from llm_envs.rewards.conduct import create_overlong_penalty, length_of
 from llm_envs.rollout import Collector, RolloutLimits, Summarize, TrajectoryWriter, read_trajectories
 from llm_envs.rollout.fork import branch, replay_to
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
@@ -106,7 +107,18 @@ def test_branches_share_the_stored_turns_and_train_only_the_new_ones(turn: int) 
         assert [(played.row, played.span) for played in member.turns[turn:]] == [
             (0, index) for index in range(len(member.turns) - turn)
         ]
-        assert member.metadata["fork"] == {"group_id": episode.group_id, "member": episode.member, "turn": turn}
+        assert member.metadata["fork"] == {
+            "group_id": episode.group_id,
+            "member": episode.member,
+            "turn": turn,
+            "sampled_tokens": sum(stop - begin for begin, stop in row.spans[:turn]),
+            "completion_tokens": len(branched) - row.prompt_length,
+        }
+        # An episode is as long as what it says from its first prompt on, whoever said it first.
+        assert member.n_completion_tokens == len(branched) - row.prompt_length
+        assert length_of(member) == member.metadata["fork"]["sampled_tokens"] + member.n_sampled_tokens
+        longest = len(branched) - row.prompt_length
+        assert create_overlong_penalty(longest + 1, 2)(member) == -0.5
         new.add(branched.ids[start:].tobytes())
     assert len(new) == 4
     again = branch(episode, turn, 4, policy, codec=codec, sampling=SAMPLING, limits=limits, max_concurrency=1)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 from llm_envs.rollout.workers import runner as runners
-from llm_envs.rollout.workers.runner import EnvMaker, EnvRunner, check_reset, check_step
+from llm_envs.rollout.workers import slow_calls
+from llm_envs.rollout.workers.runner import EnvMaker, EnvRunner, check_made, check_reset, check_step, close_env
 from llm_envs.testing import NumbersEnv
 
 MAIN = threading.get_ident()
@@ -224,15 +226,64 @@ class TestForm:
             check_reset(result)
 
     def test_of_step(self) -> None:
-        assert check_step(("x", "0.5", 1, 0, {})) == ("x", 0.5, True, False, {})
+        assert check_step(("x", np.float32(0.5), np.bool_(True), 0, {})) == ("x", 0.5, True, False, {})
         for result, match in [
             (("x", 1.0, True, False), "it must return"),
             (("x", 1.0, True, False, []), "it must return"),
             (("x", [], True, False, {}), r"the reward is \[\]; it must be a number"),
+            (("x", "0.5", True, False, {}), "the reward is '0.5'; it must be a number"),
             (("x", float("inf"), True, False, {}), "the reward is inf; it must be finite"),
+            (("x", 10**400, True, False, {}), "the reward is 1000.*; it must be finite"),
+            (("x", 1.0, "no", False, {}), "terminated is 'no'"),
+            (("x", 1.0, True, None, {}), "truncated is None"),
+            (("x", 1.0, True, np.array([0, 1]), {}), "truncated is array"),
         ]:
             with pytest.raises(EnvContractError, match=match):
                 check_step(result)
+
+
+class Quits(NumbersEnv):
+    """Calls `sys.exit` when it is made, closed, or both."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        if at == "make":
+            sys.exit(3)
+
+    def close(self) -> None:
+        sys.exit(3)
+
+
+def test_an_environment_that_exits_does_not_end_the_run() -> None:
+    check_made(EnvMaker("Quits", {"at": "close"}, Quits))
+    close_env(Quits("close"))
+    with pytest.raises(EnvContractError, match=r"sys\.exit\(3\) while it was made"):
+        check_made(EnvMaker("Quits", {"at": "make"}, Quits))
+
+
+@pytest.mark.parametrize("at", ["make", "close"])
+def test_a_make_or_close_that_hangs_is_named(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, found = threading.Event(), list[str]()
+
+    class Hangs(NumbersEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            assert at != "make" or released.wait(120)
+
+        def close(self) -> None:
+            assert at != "close" or released.wait(120)
+
+    def warn(message: str, **_: Any) -> None:
+        if f"env.{at} of Hangs" in message:  # a busy machine may be slow in the other call too
+            found.append(message)
+            released.set()
+
+    monkeypatch.setattr(slow_calls, "SLOW_S", 0.1)
+    monkeypatch.setattr(slow_calls, "_watcher", slow_calls._Watcher())  # one that sleeps no longer than that
+    monkeypatch.setattr(warnings, "warn", warn)
+    check_made(EnvMaker("Hangs-v0", {}, Hangs))
+    assert found and all("--workers" in message for message in found)
 
 
 class Sleeps(NumbersEnv):

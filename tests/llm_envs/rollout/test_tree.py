@@ -97,8 +97,16 @@ def test_wrong_choices_and_sizes() -> None:
             grow(groups, 5, playing.play, lambda found, n: [(0, 9)] * n)
         with pytest.raises(InvalidConfigError, match="has 2 roots"):
             grow(groups, 1, playing.play)
-    assert [n_roots(share, 8) for share in (0.0, 0.25, 0.75, 0.99)] == [8, 6, 2, 1]
-    assert n_roots(0.5, 1) == 1
+
+
+def test_two_members_at_least_begin_anew() -> None:
+    """A root alone has nothing to compare its first turn with, and no spread for a filter of groups."""
+    assert [n_roots(share, 8) for share in (0.0, 0.25, 0.75, 0.99)] == [8, 6, 2, 2]
+    assert [n_roots(0.75, size) for size in (3, 4, 5, 6, 9)] == [2, 2, 2, 2, 2]
+    assert n_roots(0.0, 1) == 1
+    for share, size in ((0.5, 1), (0.75, 2), (0.1, 4)):  # the last one rounds to none
+        with pytest.raises(InvalidConfigError, match=rf"branches={share} of a group of {size} "):
+            n_roots(share, size)
 
 
 def test_without_a_root_that_succeeded_all_members_begin_anew() -> None:

@@ -140,7 +140,16 @@ class TestSameAsInline:
         "result",
         [
             *["nothing", "a text", "four", "no reward", "nan", "no text", "odd text", "odd components"],
-            *["odd component", "array of success", "role only", "a set in a message", "decimals", "numpy", "odd info"],
+            *[
+                "odd component",
+                "array of success",
+                "role only",
+                "a set in a message",
+                "decimals",
+                "numpy",
+                "odd info",
+                "odd success",
+            ],
         ],
     )
     def test_whatever_step_returns(self, result: str, pool: WorkerPool) -> None:
@@ -326,6 +335,15 @@ class TestDeath:
         assert error is not None and (error.kind, error.where) == ("TimeoutError", f"env.{at}")
         assert error.message == f"env.{at} took longer than max_step_s={limit_s:g} s; its process was killed."
         assert play_one(one, maker(), limit_s=START_S).reward == 1.0
+
+    def test_a_make_that_hangs_without_a_limit_is_killed(
+        self, one: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        play_one(one, maker())  # so that only `make` is watched
+        monkeypatch.setattr("llm_envs.processes.IDLE_S", 0.5)
+        error = play_one(one, maker(at="make", deed="hang")).error
+        assert error is not None and (error.kind, error.where) == ("TimeoutError", "env.make")
+        assert "done nothing for 0.5 s" in error.message
 
     def test_a_close_that_hangs_costs_the_next_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 0.2)
@@ -663,9 +681,11 @@ class TestWire:
         assert there[0] == [["a"], ["b"]] and all(isinstance(value, Foreign) for value in there[1:])
         assert [repr(value) for value in there[1:]] == [repr(value) for value in (objects, dates, objects.dtype)]
 
-    @pytest.mark.parametrize("value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=repr)
+    @pytest.mark.parametrize(
+        "value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=lambda v: v.__name__
+    )
     def test_nothing_else_is_loaded(self, value: Any) -> None:
-        """What a worker whose memory is in tatters, or that somebody else controls, could send."""
+        """A worker with damaged memory, or under the control of an attacker, could send such bytes."""
         with pytest.raises(ValueError):
             load_plain(pickle.dumps(value))
 

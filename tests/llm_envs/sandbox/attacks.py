@@ -138,6 +138,11 @@ _SOURCES: dict[str, dict[str, str]] = {
             "    except (OSError, ValueError): pass\nwhile True: pass"
         ),
         "stop itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+        "have a descriptor signal a bystander": (
+            "import fcntl, os, signal, socket\nours, theirs = socket.socketpair()\n"
+            "fcntl.fcntl(ours, 10, signal.SIGKILL)\nfcntl.fcntl(ours, 8, @BYSTANDER@)\n"
+            "fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC)\ntheirs.send(b'x')"
+        ),
         "outlive the parent": (
             "import ctypes\nprint('ESCAPED' if ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0 else '')"
         ),
@@ -167,6 +172,13 @@ _SOURCES: dict[str, dict[str, str]] = {
         "compressed zeros": ("import zlib\na = zlib.decompress(zlib.compress(b'0' * 10**7)) * 10**3\nprint('ESCAPED')"),
         "mapped memory": "import mmap\na = mmap.mmap(-1, 10**10)\nprint('ESCAPED')",
         "memory files": ("import os\nf = os.memfd_create('x')\nwhile True: os.write(f, b'x' * 10**6)"),
+        "buffers of sockets": (
+            "import socket\npairs, held = [], 0\ntry:\n    while True: pairs.append(socket.socketpair())\n"
+            "except OSError: pass\nfor one in [one for pair in pairs for one in pair]:\n    one.setblocking(False)\n"
+            "    try: one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)\n    except OSError: pass\n"
+            "    try:\n        while True: held += one.send(bytes(1 << 16))\n    except OSError: pass\n"
+            "print('ESCAPED' if held > 64 << 20 else '')"
+        ),
         "many files": (
             "for n in range(10**6):\n    with open(f'file{n}', 'w') as f: f.write('x' * 10**5)\nprint('ESCAPED')"
         ),
@@ -189,6 +201,8 @@ _SOURCES: dict[str, dict[str, str]] = {
         "a lock": "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
         "compare": "a = []\nb = []\nfor n in range(60):\n    a = [a, a]\n    b = [b, b]\nprint(a == b, 'ESCAPED')",
         "hash collisions": "a = {2**61 * n - n: n for n in range(10**6)}\nprint('ESCAPED')",
+        "hash of a value that shares its items": "a = ()\nfor n in range(45): a = (a, a)\n{a}",
+        "hash collisions of a value": "{(2**61 - 1) * n for n in range(10**5)}",
         "nested generators": (
             "a = iter(int, 1)\nfor n in range(1000): a = map(abs, a)\nfor x in a: pass\nprint('ESCAPED')"
         ),

@@ -42,7 +42,7 @@ def hurried():
         ("x = 2\ny = 'a' * 10**10", "memory"),
         ("x = 2\nwhile True: print('a' * 1000)", "output"),
         ("x = 2\n10**10000000 % 7", "time"),  # one operation that does not look at the clock
-        ("x = 2\nlist(range(1000000))", "memory"),  # a value too large to be handed out
+        ("x = 2\nlist(range(1000000)) * 4", "memory"),  # a value too large to be written out
     ],
 )
 def test_a_stopped_run_leaves_the_variables_as_they_were(sandbox, hurried, code, stopped):
@@ -180,9 +180,33 @@ def test_a_session_may_not_run_longer_than_the_sandbox(sandbox):
         sandbox.session(SandboxLimits(timeout_s=99))
 
 
-def test_instances_show_their_attributes(sandbox):
-    code = "class P:\n    def __init__(self):\n        self.x = 1\n        self.y = 'a'\nP()"
-    assert sandbox.session().run(code).value == "P(x=1, y='a')"
+def test_an_instance_shows_what_its_class_says(sandbox):
+    code = "class P:\n    def __repr__(self):\n        return 'P(1)'\nP()"
+    assert sandbox.session().run(code).value == "P(1)"
+
+
+_DEEP = "a = ()\nfor _ in range(45): a = (a, a)\n"
+"""A few tuples whose hash takes 2**45 steps."""
+
+
+@pytest.mark.smoke
+def test_a_value_is_never_built_in_this_process():
+    """Runs in a separate process: if such a value is built, the interpreter hangs in C, and no test can stop it."""
+    ends = ["{a}", "return {a}", "if a: return {1: {a}}\n5", "_llm_envs_value_ = {a}\nif a: return\n5"]
+    script = (
+        "import sys\nfrom llm_envs.sandbox import MontySandbox, SandboxLimits\n"
+        "with MontySandbox(n_workers=1, limits=SandboxLimits(timeout_s=60, memory_bytes=16 << 20)) as sandbox:\n"
+        "    print([sandbox.session().run(code).stopped for code in sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", script, *(_DEEP + end for end in ends)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "['memory', None, None, 'memory']\n"
+
+
+def test_a_set_of_integers_that_collide_is_written_by_the_worker(sandbox):
+    result = sandbox.session().run("{(2**61 - 1) * n for n in range(20_000)}")
+    assert result.value.startswith("{0, 2305843009213693951, 4611686018427387902, ")
+    assert result.value.endswith("\n[cut]")
 
 
 def test_an_exception_of_the_code_is_not_taken_for_a_limit(sandbox):

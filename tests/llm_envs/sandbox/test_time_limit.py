@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from llm_envs.sandbox.time_limit import LONGEST, TimeLimits
+from llm_envs.processes import LONGEST
+from llm_envs.sandbox.time_limit import TimeLimits
 
 
 @pytest.fixture
@@ -34,6 +35,22 @@ def test_a_worker_without_a_processor_gets_more_time_and_is_then_called_starved(
         assert worker.wait(60) == -signal.SIGKILL
     assert time.monotonic() - started > LONGEST * 0.2
     assert limit.was_starved
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to choose a processor")
+def test_time_without_a_processor_does_not_count():
+    """Most of a limit is used, beside a loop on the same processor: by the clock on the wall, the limit is over."""
+    spend = "import time\nwhile time.process_time() < 0.8: pass"
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        busy, worker = (subprocess.Popen([sys.executable, "-c", code]) for code in ("while True: pass", spend))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    with TimeLimits().hold(worker.pid, 1.0):
+        assert worker.wait(600) == 0
+    busy.kill()
+    busy.wait()
 
 
 def test_a_worker_that_is_done_in_time_lives_on(worker):

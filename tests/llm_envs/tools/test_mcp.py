@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_server import Answer, fake_server
 
 pytest.importorskip("mcp")
 
@@ -250,6 +251,38 @@ def test_a_server_that_cannot_be_reached(options, complaint):
         mcp_tools(**options).open()
 
 
+SECRET = "sk-hunter2-hunter2"
+REPEATS = "import os, sys; sys.exit(' '.join([*sys.argv, os.environ.get('KEY', '')]))"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": f"http://127.0.0.1:9/mcp?token={SECRET}"},
+        {"url": f"http://user:{SECRET}@127.0.0.1:9/mcp"},
+        {"command": sys.executable, "args": ["-c", REPEATS, f"--token={SECRET}"]},
+        {"command": sys.executable, "args": ["-c", REPEATS, "--token", SECRET]},
+        {"command": sys.executable, "args": ["-c", REPEATS, f"https://host/sse?token={SECRET}"]},
+        {"command": sys.executable, "args": ["-c", REPEATS], "env": {"KEY": SECRET}},
+        {"command": f"/nowhere/{sys.platform}", "args": [SECRET]},
+    ],
+)
+def test_no_secret_of_a_server_is_in_an_error(options):
+    tools = mcp_tools(**options)
+    with pytest.raises(BridgeError, match="cannot be reached") as refusal:
+        tools.open()
+    assert "hunter2" not in str(refusal.value)
+    assert "hunter2" not in repr(tools.server)
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_no_secret_of_an_address_is_in_the_error_of_a_server_that_refuses(status):
+    with fake_server(lambda asked, n: Answer(status, {"error": "no"})) as server:
+        with pytest.raises(BridgeError, match=f"{server.url}/mcp cannot be reached") as refusal:
+            mcp_tools(url=f"{server.url}/mcp?token={SECRET}").open()
+        assert "hunter2" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -257,7 +290,7 @@ def test_a_server_that_cannot_be_reached(options, complaint):
         ({"command": "a", "url": "b"}, "give one of them"),
         ({"url": "b", "args": ["c"]}, "are for a command"),
         ({"command": "a", "headers": {"b": "c"}}, "headers are for a url"),
-        ({"command": "a", "args": "b c"}, "args is 'b c'; it must be a list"),
+        ({"command": "a", "args": "b c"}, "args is a text; it must be a list"),
         ({"command": "a", "shared": True, "restart": True}, "a shared server cannot restart"),
     ],
 )

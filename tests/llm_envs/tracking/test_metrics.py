@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from llm_envs.tracking import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.tracking import average_metrics, metric_totals, metrics_by, trajectory_metrics
 from llm_envs.types import RolloutError, Row, StopReason, ToolResult, Trajectory, Turn
 
 
@@ -43,20 +45,18 @@ def test_means_are_over_the_scored_episodes_only() -> None:
 
 
 def test_metrics_of_several_processes_are_merged() -> None:
-    one = {"episodes": 4.0, "errored": 0.0, "success": 0.5, "stop/terminated": 1.0}
-    two = {"episodes": 4.0, "errored": 2.0, "success": 1.0, "stop/max_turns": 1.0, "tool_success": 0.25}
-    three = {"episodes": 4.0, "errored": 4.0}
-    merged = average_metrics([one, two, three])
+    """As if one process had played them all: calls count as calls, and components where an episode has them."""
+    calls = trajectory([1.0, 1.0], success=True, stop=StopReason.TERMINATED, calls=(True, False, False))
+    one_call = trajectory([0.0], success=False, stop=StopReason.MAX_TURNS, calls=(True,))
+    bare = replace(one_call, turns=(Turn(0.0, {}),))
+    forked = replace(bare, rows=bare.rows * 3)
+    failed = replace(bare, status="errored")
+    parts = [[calls, one_call], [bare, bare, bare, failed], [forked], [failed]]
+    merged = average_metrics([metric_totals(part) for part in parts])
     absent = {f"stop/{reason.value}" for reason in StopReason} - {"stop/terminated", "stop/max_turns"}
     assert {merged.pop(name) for name in absent} == {0.0}
-    assert merged == {
-        "episodes": 12.0,
-        "errored": 6.0,
-        "success": pytest.approx((4 * 0.5 + 2 * 1.0) / 6),
-        "stop/terminated": pytest.approx(4 / 6),
-        "stop/max_turns": pytest.approx(2 / 6),
-        "tool_success": 0.25,
-    }
+    assert merged == trajectory_metrics([t for part in parts for t in part])
+    assert merged["tool_success"] == 3 / 7 and merged["reward/answer"] == 1.0 and merged["forks"] == 2 / 6
 
 
 def test_episodes_are_summed_up_apart_by_label() -> None:
@@ -68,3 +68,4 @@ def test_episodes_are_summed_up_apart_by_label() -> None:
         "won": (2.0, 1.0),
         "lost": (1.0, 0.0),
     }
+    assert metrics_by([won, lost], lambda t: ["all"], metric_totals)["all"] == metric_totals([won, lost])

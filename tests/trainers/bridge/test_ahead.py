@@ -167,10 +167,28 @@ def test_the_rows_are_those_that_the_sampler_gives_next(n_processes, uses):
         mine = [some[process * local : (process + 1) * local] for some in wanted]
         for g in range(5):
             now = [{"index": i, "split": "train"} for i in mine[g]]
-            found = upcoming_rows(sampler.order, now, n=3, stride=size * uses)
-            assert [[row["index"] for row in some] for some in found] == mine[g + 1 : g + 4]
+            found = upcoming_rows(sampler.order, now, n=3, stride=size * uses, uses=uses, n_accumulated=1)
+            assert [[row["index"] for row in some] for _, some in found] == mine[g + 1 : g + 4]
     with pytest.raises(InvalidConfigError, match="async_generations=0"):
-        upcoming_rows(sampler.order, [{"index": 99, "split": "train"}], n=1, stride=8)
+        upcoming_rows(sampler.order, [{"index": 99, "split": "train"}], n=1, stride=8, uses=1, n_accumulated=1)
+
+
+@pytest.mark.parametrize(
+    ("uses", "n_accumulated", "steps"),
+    [
+        (4, 2, [0, 2, 4, 6, 8]),  # two steps a generation
+        (1, 2, [0, 0, 1, 1, 2]),  # two generations a step
+        (3, 2, [0, 1, 3, 4, 6]),  # the second begins inside step 1
+        (2, 3, [0, 0, 1, 2, 2]),
+    ],
+)
+def test_each_generation_is_numbered_by_the_step_that_it_begins_in(uses, n_accumulated, steps):
+    """Micro-batch m of an epoch belongs to its step m // n_accumulated, and generation g begins at g * uses."""
+    order = list(RepeatSampler(range(20), 1, 4, repeat_count=uses, shuffle=False))
+    for g, step in enumerate(steps):
+        now = [{"index": index, "split": "train"} for index in range(4 * g, 4 * g + 4)]
+        found = upcoming_rows(order, now, n=5, stride=4 * uses, uses=uses, n_accumulated=n_accumulated)
+        assert [step + after for after, _ in found] == steps[g + 1 :]
 
 
 def test_settings_that_cannot_be_played_ahead_are_refused(tmp_path):

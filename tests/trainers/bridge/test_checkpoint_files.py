@@ -68,5 +68,5 @@ def test_a_damaged_file_is_named(checkpoint, name, damage):
         check_files(checkpoint)
     message = str(raised.value)
     assert message.startswith(f"{checkpoint / name} is damaged (")
-    assert "Remove this checkpoint, and resume from an earlier one" in message
+    assert "Move this checkpoint elsewhere, and resume from an earlier one" in message
     assert message.endswith("Beside it: checkpoint-2.")

@@ -6,13 +6,18 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_stand_in import environment, hub_stand_in
 
 from llm_envs.sources.source import EnvChoice
+from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.bridge.model_card import environment_section
+from llm_envs.trainers.callbacks import LoggerCallback
+from llm_envs.types import Trajectory
 
 pytestmark = [pytest.mark.trainings]
 
@@ -32,8 +37,43 @@ def test_held_out_results_come_before_those_of_training() -> None:
     section = environment_section(splits, 7, 5, [trained])
     assert "Not evaluated on held-out episodes. While training, at the last logged step, step 5:" in section
     assert "| env/success | 0.25 |" in section
+    section = environment_section(splits, 7, 5, [trained, {"step": 6, "reward": None, "loss": 0.0}])  # nothing scored
+    assert "at the last logged step, step 6:" in section and "| loss | 0 |" in section and "reward" not in section
+    assert "transformers 5 or later" not in section
+    new = environment_section(splits, 7, 5, [trained], tokenizer_class="TokenizersBackend")
+    assert "`TokenizersBackend`, which only transformers 5 or later can load" in new
     read = environment_section("Read.", 7, 5, [])
     assert "\n\nRead.\n\n" in read and "Nothing was logged." in read
+
+
+@pytest.mark.smoke
+def test_nothing_that_describes_a_run_ends_it(config: Any, tiny_folder: str, tmp_path: Path, caplog: Any) -> None:
+    """Card, table of completions, record, tracker: each cannot be written. The first generation has no score."""
+    n_scored = []
+
+    def late(trajectory: Trajectory) -> float | None:
+        n_scored.append(1)
+        return None if len(n_scored) <= 16 else float(len(n_scored) % 3)
+
+    def down(step: int, metrics: Mapping[str, float]) -> None:
+        raise ConnectionError("the tracker is down")
+
+    out = tmp_path / "out"
+    args = config(max_steps=2, save_strategy="steps", save_steps=1, log_completions=True, num_completions_to_print=1)
+    rewards = RewardSettings(reward_fns={"late": late})
+    trainer = EnvGRPOTrainer(tiny_folder, "test/Say-v0", args, rewards=rewards, callbacks=[LoggerCallback(down)])
+    (out / "README.md").mkdir()
+    (out / "completions").rmdir()
+    for name in ("completions", "learned"):
+        (out / name).write_text("in the way")
+    trainer.train()
+    trainer.close()
+    assert trainer.state.log_history[0]["reward"] is None and trainer.state.global_step == 2
+    assert all((out / f"checkpoint-{step}" / "trainer_state.json").is_file() for step in (1, 2))
+    card, table, record = "the model card", "the table of completions", "the record of what is learned"
+    said = [message for message in caplog.messages if "the run continues without it" in message]
+    for what, n in ((card, 2), (table, 1), (record, 1), ("the tracker LoggerCallback", 1)):  # a new card at each save
+        assert sum(message.startswith(what) for message in said) == n, what
 
 
 GRPO = """
@@ -98,6 +138,7 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
     assert (there / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     card = (there / "README.md").read_text()
     assert "It has been trained using [TRL]" in card and "llm-envs" in card.split("---")[1]
+    assert "TokenizersBackend" in card
     assert "Seed 11, from which" in card and "; 1 steps. python" in card and "llm-envs 0.1.0, trl" in card
     if code is GRPO:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card

@@ -4,14 +4,29 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BioGptConfig,
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    GptOssConfig,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+    XGLMConfig,
+)
 from trl.trainer.utils import add_fused_lm_head
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import pass_positions, position_ids
 from llm_envs.tiny_model import tiny_tokenizer
-from llm_envs.trainers import EnvGRPOConfig, EnvPPOConfig
-from llm_envs.trainers.bridge.packed_rows import PackedRows, pack
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig
+from llm_envs.trainers.bridge.packed_rows import PackedRows, check_packing, pack
 from tests.trainers.bridge.test_shared_prompts import SIZES, llama_like, model_of, step_of
 
 pytestmark = [pytest.mark.transformers, pytest.mark.trainings]
@@ -62,7 +77,8 @@ def test_log_probabilities_and_gradients_are_those_of_padded_rows(config, attent
     model.register_forward_pre_hook(lambda module, args, given: seen.append(given["input_ids"].shape), with_kwargs=True)
     ids, mask, labels = rows()
     found = []
-    for given_model, positions in ((model, {"position_ids": position_ids(mask)}), (PackedRows(model, model), {})):
+    packs = PackedRows(model, model, {model})
+    for given_model, positions in ((model, {"position_ids": position_ids(mask)}), (packs, {})):
         model.zero_grad()
         outputs = given_model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True, **positions)
         scored = labels[:, -5:] != -100
@@ -85,27 +101,95 @@ def test_flash_attention_gets_one_row():
         return {"log_probs": kwargs["input_ids"][:, 1:].float()}
 
     ids, mask, labels = rows()
-    outputs = PackedRows(forward, model)(input_ids=ids, attention_mask=mask, labels=labels)
+    outputs = PackedRows(forward, model, {model})(input_ids=ids, attention_mask=mask, labels=labels)
     assert shapes == [(1, int(mask.sum()))]
     # Each token is at its place again.
     scored = labels[:, 1:] != -100
     assert torch.equal(outputs.log_probs, ids[:, 1:] * scored)
 
 
-def test_models_that_mix_rows_are_refused():
+OTHER_NAMES = {"vocab_size": len(TOKENIZER), "num_attention_heads": 2, "num_hidden_layers": 2, "hidden_size": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+VISION = {"hidden_size": 32, "out_hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 64}
+
+
+def vision_language_model():
+    text = {"vocab_size": len(TOKENIZER), "num_key_value_heads": 1, **SIZES}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=VISION))
+
+
+MIXING = {
+    "gpt_oss": lambda: model_of(
+        GptOssConfig(**OTHER_NAMES, head_dim=16, num_key_value_heads=1, intermediate_size=32, num_local_experts=4)
+    ),
+    "opt": lambda: model_of(OPTConfig(**OTHER_NAMES, ffn_dim=64, word_embed_proj_dim=32)),
+    "falcon": lambda: model_of(FalconConfig(**OTHER_NAMES)),
+    "xglm": lambda: model_of(
+        XGLMConfig(vocab_size=len(TOKENIZER), d_model=32, num_layers=2, attention_heads=2, ffn_dim=64)
+    ),
+    "biogpt": lambda: model_of(BioGptConfig(**OTHER_NAMES, intermediate_size=64)),
+    "qwen2_5_vl": vision_language_model,
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_models_that_do_not_look_at_positions_are_refused(name):
+    """Their masks never see `position_ids`, so a row reads the rows before it."""
+    model = MIXING[name]()
+    ids, mask, labels = rows()
+    with pytest.raises(ModelError, match=rf"packing=True: {type(model).__name__} .*mixes packed rows"):
+        PackedRows(model, pass_positions(model), set())(input_ids=ids, attention_mask=mask, labels=labels)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_that_keep_rows_apart_pass_whatever_the_dtype(dtype):
+    for config in (
+        llama_like(),
+        GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=2),
+        MistralConfig(vocab_size=len(TOKENIZER), sliding_window=4, num_key_value_heads=1, **SIZES),
+        Qwen3MoeConfig(vocab_size=len(TOKENIZER), head_dim=16, num_key_value_heads=1, **SIZES, **EXPERTS),
+    ):
+        model = model_of(config).to(dtype).train()  # GPT-2 has dropout
+        check_packing(model, model, torch.device("cpu"))
+        assert model.training
+
+
+def test_models_without_attention_or_positions_are_refused():
     recurrent = MambaConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=1, state_size=4)
     hybrid = Qwen3NextConfig(vocab_size=len(TOKENIZER), num_key_value_heads=1, num_experts=2, **SIZES)
     for config in (recurrent, hybrid):
         model = model_of(config)
         with pytest.raises(ModelError, match=r"packing=True: .*linear_attention"):
-            PackedRows(model, model)
+            check_packing(model, model, torch.device("cpu"))
     relative = model_of(BloomConfig(vocab_size=len(TOKENIZER), hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(ModelError, match="takes no position_ids"):
-        PackedRows(relative, pass_positions(relative))
+        check_packing(relative, pass_positions(relative), torch.device("cpu"))
     ids, mask, labels = rows()
     model = model_of(llama_like())
     with pytest.raises(ModelError, match="router's loss"):
-        PackedRows(model, model)(input_ids=ids, attention_mask=mask, labels=labels, output_router_logits=True)
+        PackedRows(model, model, {model})(input_ids=ids, attention_mask=mask, labels=labels, output_router_logits=True)
+
+
+def test_the_guard_compares_packed_rows_even_if_the_first_batch_packs_none(tiny_folder, config):
+    """A model that mixes rows only beyond a length that the check on short rows does not reach."""
+
+    def forget_positions(module, args, kwargs):
+        positions = kwargs.get("position_ids")
+        if positions is None or kwargs.get("attention_mask") is not None or positions.shape[1] <= 32:
+            return None
+        return args, kwargs | {"position_ids": torch.arange(positions.shape[1])[None].expand_as(positions)}
+
+    # All turns have 8 tokens, so no two rows fit into the longest.
+    args = config(packing=True, max_steps=1, logps_tolerance=1e-3, per_device_train_batch_size=8, max_turn_tokens=1)
+    trainer = EnvGRPOTrainer(tiny_folder, "test/Say-v0", args)
+    trainer.model.register_forward_pre_hook(forget_positions, with_kwargs=True)
+    with pytest.raises(ModelError, match=r"logps_tolerance=0\.001"):
+        trainer.train()
+    trainer.close()
 
 
 def test_settings_that_cannot_be_together_are_refused():

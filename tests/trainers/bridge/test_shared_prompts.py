@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MiniMaxConfig, MistralConfig, Qwen3Config
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.tiny_model import tiny_tokenizer
@@ -79,9 +79,13 @@ def test_a_prompt_of_one_token_is_no_pass_of_its_own():
 
 def test_a_model_that_forgets_is_refused():
     sliding = MistralConfig(vocab_size=len(TOKENIZER), sliding_window=4, num_key_value_heads=1, **SIZES)
+    recurrent = MambaConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=1, state_size=4)
+    kinds = ["linear_attention", "full_attention"]
+    hybrid = MiniMaxConfig(vocab_size=len(TOKENIZER), num_key_value_heads=1, layer_types=kinds, **SIZES)
     ids, mask = rows()
-    with pytest.raises(ModelError, match="has DynamicSlidingWindowLayer"):
-        SharedPrompts(model_of(sliding), 5)(input_ids=ids, attention_mask=mask, labels=ids)
+    for config, kind in ((sliding, "DynamicSlidingWindowLayer"), (recurrent, "NoneType"), (hybrid, "MiniMaxCache")):
+        with pytest.raises(ModelError, match=f"share_prompts=True.* {kind}"):
+            SharedPrompts(model_of(config), 5)(input_ids=ids, attention_mask=mask, labels=ids)
     with pytest.raises(ModelError, match="router's loss"):
         SharedPrompts(None, 5)(input_ids=ids, attention_mask=mask, labels=ids, output_router_logits=True)
 

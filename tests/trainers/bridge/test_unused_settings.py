@@ -113,7 +113,7 @@ ALWAYS = {
     "model_init_kwargs": {"dtype": "float32"},
     "trust_remote_code": True,
     "router_aux_loss_coef": 0.0,
-    "disable_dropout": True,
+    "disable_dropout": False,
     "cast_lm_head_to_fp32": True,
     "num_generations": 2,
     "num_generations_eval": 2,
@@ -319,7 +319,7 @@ def test_dpo_refuses_what_has_no_effect(tiny_folder, settings, given, words):
         ({"chat_template_path": "x"}, {"env": "llm/Arithmetic-v0"}, "chat_template_path='x' has no effect"),
         ({"num_episodes": 3}, {"source": []}, "num_episodes=3 has no effect: no environment is played"),
         ({"history": "template"}, {"source": []}, "history='template' has no effect: trajectories are encoded"),
-        ({"packing_strategy": "wrapped"}, {"env": "llm/Arithmetic-v0"}, "packing_strategy='wrapped' has no effect"),
+        ({"packing_strategy": "bfd_split"}, {"env": "llm/Arithmetic-v0"}, "packing_strategy='bfd_split' has no"),
     ],
 )
 def test_sft_refuses_what_has_no_effect(tiny_folder, settings, given, words):

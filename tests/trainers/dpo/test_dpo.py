@@ -4,6 +4,7 @@ import json
 import math
 import runpy
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from trl import DPOConfig, DPOTrainer
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import all_pairs, preference_pairs, to_dataset, to_groups, write_jsonl
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, TimeLimitError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter, read_trajectories
@@ -672,3 +673,17 @@ def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
         make(source=text)
     with pytest.raises(InvalidConfigError, match="token rows of single episodes"):
         make(source=Dataset.from_list([{"input_ids": [1, 2], "labels": [-100, 2]}]))
+
+
+@pytest.mark.parametrize("name", ["selector", "group_filter", "offline"])
+def test_a_function_that_never_ends_ends_the_run(make, settings, played, name):
+    def never_ends(group):
+        time.sleep(600.0)
+
+    args = settings(max_steps=1, max_function_s=0.2)
+    what = "group_filter.*group 'train" if name == "group_filter" else "the selector.*episodes, the first episode 0"
+    with pytest.raises(TimeLimitError, match=what):
+        if name == "offline":
+            make(None, args, source=played, selector=never_ends)
+        else:
+            make(DENSE, args, **{name: never_ends}).train()

@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 import torch
 
+from llm_envs.trainers.functional.advantages import ignore_reward
 from llm_envs.trainers.functional.algorithm import (
     ALGORITHMS,
     CISPO,
     DAPO,
+    DISTILL,
     DR_GRPO,
     GRPO,
     GSPO,
@@ -166,9 +168,7 @@ def test_a_new_algorithm_is_a_value():
 
     mine = Algorithm("mine", loss_fn=squared, normalisation="token")
     assert loss_and_gradient(mine, batch())[0] == pytest.approx((1 + 4 - 18) / 3)  # what it leaves at masks is not read
-    both = replace(
-        PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=partial(ipo_loss, beta=0.5), pair_average=True
-    )
+    both = replace(PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=partial(ipo_loss, beta=0.5))
     given = batch(rewards_B=torch.tensor([1.0, 0.0]), group_ids_B=torch.tensor([0, 0]))
     assert loss_and_gradient(both, given)[0] == pytest.approx((3 - 6) / 3 + 1.0)  # (0 - 0 - 1)^2
 
@@ -209,14 +209,59 @@ def test_what_is_missing_is_named():
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
+        ({"overlong": 0.2, "advantage_fn": ignore_reward}, "overlong is 0.2, "),
+        (
+            {"branches": 0.5, "pair_selector": PAIRWISE.pair_selector, "pair_loss_fn": PAIRWISE.pair_loss_fn},
+            "branches is 0.5, ",
+        ),
         ({"kl_in": "reward", "kl_fn": k2}, "kl_fn is made of k2, which in the reward"),
         ({"kl_in": "reward", "kl_fn": k3}, "kl_fn is made of k3, which in the reward"),
         ({"kl_in": "advantage", "kl_fn": k2, "kl_coef": 1.0}, "kl_fn is made of k2, which in the reward"),
+        # without an effect
+        ({"constant": 2.0}, "constant is 2.0, .*normalisation='constant'"),
+        ({"pair_average": True}, "pair_average is True, .* pair_loss_fn"),
+        ({"branch_at": "least_sure"}, "branch_at is 'least_sure', .* branches"),
+        ({"kl_in": "reward"}, "kl_in is 'reward', .* kl_coef"),
+        ({"kl_in": "reward", "kl_coef": 0.1, "advantage_fn": DISTILL.advantage_fn}, "kl_in is 'reward', .* reward"),
+        (
+            {"kl_in": "advantage", "kl_coef": 0.1, "loss_fn": None}
+            | {name: getattr(PAIRWISE, name) for name in ("pair_selector", "pair_loss_fn")},
+            "kl_in is 'advantage', .* loss_fn",
+        ),
     ],
 )
 def test_contradictory_settings_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         Algorithm("wrong", **changes)
+
+
+def test_a_coefficient_of_0_turns_the_kl_off():
+    algorithm = replace(GRPO, kl_coef=lambda step, n_steps, kl: 0.1, kl_fn=k1, kl_in="reward")
+    assert (algorithm.at(0.2).kl_coef, algorithm.at(0.2).kl_fn, algorithm.at(0.2).kl_in) == (0.2, k1, "reward")
+    assert algorithm.at(0.0) == GRPO
+
+
+def test_ipo_takes_means_over_tokens_and_other_losses_sums():
+    """The chosen row has log-ratio 1 on each of two tokens, the rejected one -3 on its only token."""
+    given = batch(
+        rewards_B=torch.tensor([1.0, 0.0]),
+        group_ids_B=torch.tensor([0, 0]),
+        ref_logps_BT=LOGPS_BT - torch.tensor([[1.0, 1.0], [-3.0, NAN]]),
+        advantages=None,
+    )
+
+    def squared(chosen_P, rejected_P):
+        return (chosen_P - rejected_P - 1.0) ** 2
+
+    ipo = replace(PAIRWISE, pair_loss_fn=partial(ipo_loss, beta=0.5))
+    for algorithm, expected in (
+        (ipo, (1 + 3 - 1) ** 2),
+        (replace(ipo, pair_loss_fn=ipo_loss), (1 + 3 - 5) ** 2),
+        (replace(ipo, pair_average=False), (2 + 3 - 1) ** 2),
+        (replace(ipo, pair_loss_fn=squared), (2 + 3 - 1) ** 2),
+        (replace(ipo, pair_loss_fn=squared, pair_average=True), (1 + 3 - 1) ** 2),
+    ):
+        assert algorithm_loss(algorithm, given)[0].item() == pytest.approx(expected)
 
 
 def test_schedule():

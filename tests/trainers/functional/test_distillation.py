@@ -75,4 +75,4 @@ def test_a_task_that_is_ignored_pays_nothing_in_any_shape():
     rewards_B, ids_B = torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([0, 0, 1])
     assert ignore_reward(rewards_B, ids_B).tolist() == [0.0, 0.0, 0.0]
     assert DISTILL.needs_teacher and DISTILL_LOSS.needs_teacher and not replace(GRPO, kl_coef=0.1).needs_teacher
-    assert DISTILL.has_paid_kl and not DISTILL_LOSS.has_paid_kl and not replace(DISTILL, kl_coef=0.0).has_paid_kl
+    assert DISTILL.has_paid_kl and not DISTILL_LOSS.has_paid_kl and not DISTILL.at(0.0).has_paid_kl

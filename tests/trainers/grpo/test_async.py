@@ -13,7 +13,7 @@ from transformers import TrainerCallback  # noqa: E402  (after the skip)
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
 from llm_envs.trainers.bridge.generation import GenerationPlayer  # noqa: E402
 
-ENV = "test/Say-v0"
+ENV, GAP = "test/Say-v0", "sampling/guard_logps_gap"
 
 
 class Finish(TrainerCallback):
@@ -82,12 +82,33 @@ def test_without_learning_every_bound_plays_the_same_and_no_weights_are_older_th
         )
 
 
+@pytest.mark.parametrize("accumulated", [2, 3])
+def test_several_generations_of_a_step_are_those_of_a_synchronous_run(train, accumulated):
+    """Generations of 2 micro-batches: one a step, or one that begins inside a step."""
+    batch = {"per_device_train_batch_size": 8, "steps_per_generation": 1 if accumulated == 2 else 2}
+    settings = batch | {"gradient_accumulation_steps": accumulated, "max_steps": 4, "learning_rate": 0.0}
+    assert train(1, **settings).played == train(0, **settings).played
+
+
+def test_a_run_with_several_generations_of_a_step_resumes(train, tmp_path):
+    batch = {"per_device_train_batch_size": 8, "steps_per_generation": 1, "gradient_accumulation_steps": 2}
+    saves = {"save_strategy": "steps", "save_steps": 1, "output_dir": str(tmp_path), "learning_rate": 3e-3}
+    whole = train(1, max_steps=4, **batch, **saves)
+    resumed = train(1, resume=str(tmp_path / "checkpoint-2"), max_steps=4, **batch, **saves)
+    assert resumed.played == whole.played[4:]
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 def test_a_run_that_was_killed_goes_on_with_the_episodes_that_it_had_played_ahead(train, tmp_path):
     saves = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path), "learning_rate": 3e-3}
     whole = train(2, **saves)
     resumed = train(2, resume=str(tmp_path / "checkpoint-2"), **saves)
     assert resumed.played == whole.played[2:]
-    assert resumed.ages == whole.ages[2:]
+    assert resumed.ages == whole.ages[2:] and 0 not in set().union(*resumed.ages)
+    # All that it trains on is of older weights, so it has compared the episodes that it plays for later.
+    gaps = {e["step"]: e[GAP] for e in resumed.state.log_history if GAP in e}  # the first, of the run before
+    assert gaps.keys() == {1, 3} and max(gaps.values()) < 1e-4
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 

@@ -218,9 +218,10 @@ def test_rows_are_sent_in_parts_and_come_back_in_order_after_failures():
     ("answer", "kind", "words"),
     [
         (scores([None]), ModelError, "returned no log-probabilities of the prompt.*`prompt_logprobs`"),
-        (scores([entries_of([1, 2])]), ModelError, "returned no log-probabilities of the prompt"),
-        (scores([entries_of([5, 7, 6])]), ModelError, "log-probabilities of other tokens than were sent"),
-        (scores([]), ModelError, "answered 0 of 1 rows"),
+        (scores([entries_of([1, 2])]), ModelError, r"prompt_logprobs is \[None, .* list of 3"),
+        (scores([entries_of([5, 7, 6])]), ModelError, r"prompt_logprobs\[1\].6 is missing"),
+        (scores([[None, {"6": {"logprob": "-1"}}, {"7": {"logprob": -1}}]]), ModelError, "prompt_logprobs.* is '-1'"),
+        (scores([]), ModelError, r"choices is \[\]"),
         (
             Answer(400, {"error": {"message": "Token id 999 is out of vocabulary"}}),
             InvalidConfigError,
@@ -228,7 +229,7 @@ def test_rows_are_sent_in_parts_and_come_back_in_order_after_failures():
         ),
         (Answer(503, {"error": "no"}), BridgeError, "could not be scored in 3 attempts; at last: .*503"),
     ],
-    ids=["none", "short", "others", "empty", "refused", "down"],
+    ids=["none", "short", "others", "text", "empty", "refused", "down"],
 )
 def test_an_answer_that_cannot_be_used_says_why(answer, kind, words):
     with pytest.raises(kind, match=words):

@@ -1,6 +1,7 @@
 """What a user may replace in GRPO by passing a function: rewards, shaping, filters, and the parts of an algorithm."""
 
 import copy
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -9,14 +10,14 @@ import torch
 from dense_env import DenseEnv
 from device import rounding, spy_on_batches
 
-from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, TimeLimitError
 from llm_envs.rollout import EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
 from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
-from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
+from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.schedules import create_linear
@@ -262,3 +263,29 @@ def test_a_schedule_may_reach_zero_beside_a_kl_fn(make, start, end):
     trainer.train()
     coefficients = [entry["kl_coef"] for entry in trainer.state.log_history if "kl_coef" in entry]
     assert len(coefficients) == 3 and coefficients[0] == start and min(coefficients) == 0.0
+
+
+def never_ends(*given):
+    time.sleep(600.0)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "what"),
+    [
+        (
+            {"rewards": RewardSettings(reward_fns={"mine": never_ends})},
+            "reward function 'mine'.*episode 0 of group 'train",
+        ),
+        ({"rewards": RewardSettings(shaping_fns={"mine": never_ends})}, "shaping function 'mine'.*episode 0 of group"),
+        ({"rewards": RewardSettings(aggregate=never_ends)}, "aggregate"),
+        ({"trajectory_filter": never_ends}, "trajectory_filter.*episode 0 of group 'train"),
+        ({"group_filter": never_ends}, "group_filter.*group 'train"),
+        ({"algorithm": replace(PAIRWISE, pair_selector=never_ends)}, "pair_selector of 'pairwise'"),
+    ],
+    ids=["reward", "shaping", "aggregate", "trajectory_filter", "group_filter", "pair_selector"],
+)
+def test_a_function_that_never_ends_ends_the_run(make, hooks, what):
+    trainer = make({"max_function_s": 0.2}, **hooks)
+    with pytest.raises(TimeLimitError, match=rf"{what}.*"):
+        trainer.train()
+    assert trainer.state.global_step == 0

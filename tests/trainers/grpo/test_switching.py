@@ -98,7 +98,7 @@ OWN = replace(
 )
 """Nobody's: REINFORCE with leave-one-out, over tokens, and an entropy bonus."""
 MIXED = replace(PAIRWISE, name="mixed", loss_fn=policy_gradient, advantage_fn=leave_one_out, kl_coef=0.2)
-AVERAGED = replace(PAIRWISE, name="ipo", pair_loss_fn=partial(ipo_loss, beta=0.5), pair_average=True)
+AVERAGED = replace(PAIRWISE, name="ipo", pair_loss_fn=partial(ipo_loss, beta=0.5))
 PROMPTS = replace(GRPO, name="prompts", normalisation="prompt", kl_coef=0.1)
 TURNS = replace(GRPO, name="turns", loss_fn=partial(clipped_surrogate, clip_low=1e-3, clip_high=1e-3, level="turn"))
 MANY = replace(PAIRWISE, name="many", pair_selector=all_pairs)

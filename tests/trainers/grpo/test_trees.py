@@ -25,13 +25,14 @@ def dense():
 
 
 def assert_trees(groups):
-    """A quarter of each group are roots; the others continue from later turns of these, whose tokens are context."""
+    """Two of each group are roots; the others continue from later turns of these, whose tokens are context."""
     for group in groups:
-        root, *branches = group
-        assert is_root(root) and len(branches) == 3
-        for branch in branches:
+        *roots, one, other = group
+        assert [is_root(t) for t in group] == [True, True, False, False]
+        for branch in (one, other):
             fork = branch.metadata["fork"]
-            assert (fork["group_id"], fork["member"]) == (root.group_id, root.member) and fork["turn"] >= 1
+            root = roots[fork["member"]]
+            assert fork["group_id"] == root.group_id and fork["turn"] >= 1
             start = root.rows[0].spans[fork["turn"]][0]
             assert branch.rows[0].ids[:start].tolist() == root.rows[0].ids[:start].tolist()
             assert not branch.rows[0].mask[:start].any()
@@ -39,15 +40,21 @@ def assert_trees(groups):
 
 @pytest.mark.smoke
 def test_the_trainer_grows_its_groups(tiny_folder, config):
-    trainer = EnvGRPOTrainer(tiny_folder, dense(), config(num_train_seeds=4), algorithm="tree")
+    """Also with dynamic sampling, whose filter sees two roots of a group: they differ. First turns earn something."""
+    algorithm = replace(TREE, dynamic_sampling=True)
+    trainer = EnvGRPOTrainer(tiny_folder, dense(), config(num_train_seeds=4, max_refills=1), algorithm=algorithm)
+    outputs, make = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: outputs.append(make(inputs)) or outputs[-1]
     trainer.train()
     trainer.close()
     played = trainer.last_trajectories
     assert validate_batch(played) == []
     assert_trees(to_groups(played))
+    firsts = [outputs[0]["advantages"][row, 0].item() for row, t in enumerate(played) if is_root(t)]
+    assert len(firsts) == 8 and any(firsts)  # with one root, each is exactly 0
     logged = next(entry for entry in trainer.state.log_history if "env/reward" in entry)
     roots = [t for t in played if is_root(t)]
-    assert len(roots) == 4
+    assert len(roots) == 8
     assert logged["env/reward"] == pytest.approx(trajectory_metrics(roots)["reward"])
 
 
@@ -87,6 +94,8 @@ def test_what_a_tree_cannot_be(tiny_folder, config):
         replace(TREE, branches=1.0)
     with pytest.raises(ValueError, match="branch_at is 'nowhere'"):
         replace(TREE, branch_at="nowhere")
+    with pytest.raises(InvalidConfigError, match=r"branches=0\.75 of a group of 2 "):
+        EnvGRPOTrainer(tiny_folder, dense(), config(num_generations=2), algorithm="tree")
     ahead = config(async_generations=1, use_vllm=True)
     with pytest.raises(InvalidConfigError, match="begin when their roots have ended"):
         EnvGRPOTrainer(tiny_folder, dense(), ahead, algorithm="tree")

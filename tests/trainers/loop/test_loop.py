@@ -11,10 +11,12 @@ import os
 import pickle
 import signal
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 from dense_env import DenseEnv
@@ -24,13 +26,21 @@ from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from llm_envs.errors import InvalidConfigError, ModelError, ReplayError, RolloutFailedError, StoreError
+from llm_envs.errors import (
+    InvalidConfigError,
+    ModelError,
+    ReplayError,
+    RolloutFailedError,
+    StoreError,
+    TimeLimitError,
+)
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
+from llm_envs.trainers.bridge.finite import MAX_SKIPPED_STEPS
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.algorithm import GRPO, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import k1, mean_kl
@@ -60,7 +70,7 @@ from llm_envs.trainers.loop.batch import (
     score_batch,
     without_filters,
 )
-from llm_envs.trainers.loop.run import _max_turns, _prepared, _with_max_length
+from llm_envs.trainers.loop.run import _max_turns, _means, _prepared, _with_max_length
 from llm_envs.trainers.loop.state import moving_average
 from llm_envs.types import Row, SamplingParams, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -199,7 +209,10 @@ def test_micro_batches_add_up(name):
 def test_prompts_weigh_the_same_however_the_batch_is_cut():
     """Each prompt has 3 and 4 tokens; REINFORCE with 1 for every token: the gradient of the mean of two means."""
     algorithm = dataclasses.replace(
-        algorithms.RLOO, normalisation="prompt", advantage_fn=lambda rewards_B, ids_B, turns_BK: torch.ones(4)
+        algorithms.RLOO,
+        normalisation="prompt",
+        constant=None,
+        advantage_fn=lambda rewards_B, ids_B, turns_BK: torch.ones(4),
     )
     model = Bigram()
     table = model.table.detach().clone()
@@ -393,6 +406,13 @@ def test_the_guard_recomputes_filtered_sampling(tiny_folder, filters):
         )
 
 
+def test_a_resumed_run_checks_its_sampler_too(tiny_folder, collect):
+    """Its first batch is not that of step 0. The weights never reach the policy."""
+    state = dataclasses.replace(create_training_state(sharp_other(tiny_folder)), step=3, iteration=3)
+    with pytest.raises(ModelError, match=r"logps_tolerance=0\.1"):
+        train(state, collect(), n_iterations=4, weight_sync_fn=lambda policy, state: None)
+
+
 def sharp_other(folder):
     """Return a model of other weights."""
     model = sharp(folder)
@@ -500,6 +520,50 @@ def test_a_step_with_a_gradient_that_is_not_finite_does_not_count():
     assert torch.equal(before.nan_to_num(9), model.table.detach().nan_to_num(9))
 
 
+def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
+    good, bad = Bigram(), Bigram()
+    bad.table.data[3, 4] = torch.nan
+    state, n = sgd_state(bad), MAX_SKIPPED_STEPS
+    for _ in range(n - 1):
+        state, _ = training_step(state, as_batch(FOUR))
+    assert (state.n_skipped, state.step) == (n - 1, 0)
+    assert training_step(dataclasses.replace(sgd_state(good), n_skipped=n - 1), as_batch(FOUR))[0].n_skipped == 0
+    with pytest.raises(ModelError, match=f"step 1 was skipped.*nan .{n} in a row"):
+        training_step(state, as_batch(FOUR))
+    for _ in range(n):  # a step function may skip for its own reasons
+        state, _ = training_step(state, as_batch(FOUR), optimizer_step_fn=lambda state: {"skipped": 1.0})
+    assert state.n_skipped == n - 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    model = Bigram()
+    model.table.data[3, 4] = torch.inf
+    with pytest.raises(ModelError, match=r"after step 0, 1 of 1 trained tensors of the model.*table"):
+        save_training_state(tmp_path / "saved", sgd_state(model))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["reward", "trajectory_filter", "pair_selector"])
+def test_a_function_that_never_ends_ends_the_run(name):
+    def never_ends(*given):
+        time.sleep(600.0)
+
+    keeps = never_ends if name == "trajectory_filter" else None
+    settings = LoopSettings(max_function_s=0.2, trajectory_filter=keeps, logps_tolerance=None)
+    rewards = RewardSettings(reward_fns={"mine": never_ends}) if name == "reward" else None
+    algorithm = GRPO
+    if name == "pair_selector":
+        algorithm = dataclasses.replace(algorithms.PAIRWISE, pair_selector=never_ends)
+    with pytest.raises(TimeLimitError, match="'mine'" if name == "reward" else name):
+        training_iteration(
+            sgd_state(Bigram()),
+            [TrajectoryGroup("g", "x", 0, tuple(FOUR))],
+            algorithm=algorithm,
+            rewards=rewards,
+            settings=settings,
+        )
+
+
 # With a model and a collector.
 
 
@@ -521,6 +585,23 @@ def collect(policy):
     yield make
     for collector in made:
         collector.close()
+
+
+def test_a_filter_that_never_ends_ends_the_run_and_a_logger_that_fails_does_not(policy, collect, caplog):
+    def never_ends(group):
+        time.sleep(600.0)
+
+    def down(step, metrics):
+        raise ConnectionError("the tracker is down")
+
+    state, settings = create_training_state(copy.deepcopy(policy.model)), LoopSettings(max_function_s=0.2)
+    play = {"n_iterations": 1, "n_groups": 1, "group_size": 2, "weight_sync_fn": lambda *_: None}
+    collector = collect(group_filter=never_ends)
+    with pytest.raises(TimeLimitError, match=r"the group_filter.*max_function_s=0\.2 s for group"):
+        train(state, collector, settings=settings, **play)
+    assert collector.group_filter is never_ends
+    assert train(state, collect(), logger=down, **play).iteration == 1
+    assert "the logger failed, and the run continues without it: ConnectionError" in caplog.text
 
 
 def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
@@ -847,6 +928,22 @@ class OtherModel:
         self.policy.update_weights(named_parameters, version)
 
 
+def test_an_engine_is_handed_the_merged_weights_of_an_adapter(tiny_folder):
+    class Engine:
+        def update_weights(self, named_parameters, version):
+            self.weights = {name: value.clone() for name, value in named_parameters}
+
+    base = load_model(tiny_folder, dtype=torch.float32)
+    names = dict(base.named_parameters()).keys()
+    lora = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    state, engine = create_training_state(peft.get_peft_model(base, lora), learning_rate=1e-3), Engine()
+    share_weights(engine, state)
+    assert engine.weights.keys() == names
+    merged = dict(state.model.merge_and_unload().named_parameters())
+    for name, value in engine.weights.items():
+        torch.testing.assert_close(value, merged[name], rtol=0, atol=1e-6)
+
+
 def test_weights_reach_a_policy_of_its_own(tiny_folder, policy, collect):
     other = OtherModel(policy)
     model = load_model(tiny_folder)
@@ -902,3 +999,17 @@ def test_what_contradicts_itself_is_refused(policy, collect):
         train(state, collect(failing, max_retries=0), n_iterations=5, n_groups=1, group_size=2)
     with pytest.raises(InvalidConfigError, match="float16 needs a scaled loss"):
         train(state, collect(), n_iterations=1, settings=LoopSettings(autocast_dtype=torch.float16))
+
+
+def test_the_means_of_a_generation_are_over_its_tokens_pairs_and_steps():
+    """Minibatches of one token and of three; the second has two pairs, the first none, and a third step was skipped."""
+    one = {"loss": 1.0, "ratio": 1.0, "ratio_max": 1.5, "pairs": 0.0, "pair_accuracy": 0.0}
+    two = {"loss": 3.0, "ratio": 2.0, "ratio_max": 1.2, "pairs": 2.0, "pair_accuracy": 0.5}
+    assert _means([one, two, {"skipped": 1.0}], [1, 3, 0]) == {
+        "loss": 2.0,
+        "ratio": 1.75,
+        "ratio_max": 1.5,
+        "pairs": 1.0,
+        "pair_accuracy": 0.5,
+        "skipped": 1.0,
+    }

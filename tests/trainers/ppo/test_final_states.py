@@ -11,6 +11,7 @@ from families import family_tokenizer
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError
 from llm_envs.rollout import EpisodeSpec, RolloutLimits, play_episode
+from llm_envs.rollout.fork_policy import from_turn
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.trainers.ppo.config import EnvPPOConfig
@@ -99,6 +100,15 @@ def test_behind_a_limit_of_turns_or_time_stands_the_prompt_of_the_next_turn(code
     assert codec.decode(ids) == QUESTION + ANSWER + MORE + OPENING + ANSWER + MORE + OPENING
     _, prompts = play(codec, max_turns=3, max_new_tokens=settings.get("max_new_tokens", 16))
     assert ids.tolist() == prompts[2]
+
+
+def test_the_room_of_a_branch_counts_from_its_origins_first_reply(codec):
+    played, _ = play(codec, max_turns=2)
+    branch = from_turn(played, played, 1)
+    room = len(state(codec, played)) - played.rows[0].prompt_length
+    for episode in (played, branch):
+        assert state(codec, episode, max_completion_tokens=room) is None
+        assert state(codec, episode, max_completion_tokens=room + 1) is not None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseekv3", "gemma4", "phi3", "llama3_1"])

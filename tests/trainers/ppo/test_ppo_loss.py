@@ -130,6 +130,19 @@ def test_the_next_token_of_a_fork_stands_in_another_row():
     assert out.advantages_BT[2].tolist() == pytest.approx([-1.4375, -1.75, -1.0, 0])
 
 
+@pytest.mark.parametrize(("by_turn", "value_lam"), [(False, 1.0), (True, 1.0), (True, 0.5)])
+def test_a_branch_is_not_paid_for_the_turns_that_it_repeats(by_turn, value_lam):
+    """Three turns are paid 1 each, and the first is another episode's: 2 follow the second turn, 1 the third."""
+    line = row([0, 0, 0, 1, 0, 1], ((3, 4), (5, 6)))
+    branch = trajectory([1.0] * 3, (line,), [(-1, -1), (0, 0), (0, 1)], metadata={"fork": {"member": 1, "turn": 1}})
+    out = estimate(
+        [branch], [[1.0] * 3], torch.zeros(1, 3), torch.zeros(1), torch.tensor([[1, 0, 1]]),
+        gamma=1.0, lam=1.0, value_lam=value_lam, by_turn=by_turn,
+    )  # fmt: skip
+    assert out.advantages_BT.tolist() == [[2.0, 0.0, 1.0]]
+    assert out.returns_BT.tolist() == [[1.0 + value_lam, 0.0, 1.0]]
+
+
 def test_a_turn_without_tokens_leaves_its_reward_to_the_one_before():
     silent = row([0, 0, 1, 1, 0], ((2, 4), (4, 4)))
     out = estimate(

@@ -146,7 +146,8 @@ def test_the_step_is_cut_to_its_norm_and_gradients_are_gone(tmp_path):
     critic.read(torch.tensor([[3.0, 4.0]])).sum().backward()  # (3, 4) and 1 for the bias
     critic.head.bias.grad = None  # a parameter without gradient has one of 0
     assert steps.learning_rate == 0.5
-    assert steps.step(OneProcess()) == pytest.approx(5.0)
+    assert steps.clip(OneProcess()) == pytest.approx(5.0)
+    steps.step()
     assert critic.head.weight[0].tolist() == pytest.approx([-0.3, -0.4], abs=1e-5)
     assert critic.head.bias.item() == 0 and critic.head.weight.grad is None
     assert steps.learning_rate == 0.25
@@ -156,5 +157,6 @@ def test_the_step_is_cut_to_its_norm_and_gradients_are_gone(tmp_path):
         critic, fresh, torch.optim.lr_scheduler.LambdaLR(fresh, lambda step: 1.0 / (1 + step)), max_grad_norm=1.0
     )
     again.load(tmp_path)
-    again.step(OneProcess())  # of no gradient: momentum 0.5 of (0.6, 0.8) at 0.25
+    again.clip(OneProcess())
+    again.step()  # of no gradient: momentum 0.5 of (0.6, 0.8) at 0.25
     assert critic.head.weight[0].tolist() == pytest.approx([-0.375, -0.5], abs=1e-5)

@@ -9,17 +9,17 @@ import torch
 from datasets import Dataset, load_dataset
 from device import on_cpu
 from families import family_tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
 from llm_envs.cli.main import main
 from llm_envs.data import best_of, fit_rows, sft_rows, to_dataset, to_groups
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
 from llm_envs.rollout import Collector, TrajectoryWriter
-from llm_envs.tiny_model import tiny_model
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.trainers.sft import oracle_trajectories
 from llm_envs.trainers.sft.source import in_tokens_of, load_source, rows_of
@@ -80,9 +80,11 @@ def test_a_model_learns_what_it_is_shown(tiny_folder, settings):
 
 
 @pytest.mark.smoke
-def test_the_oracle_plays_where_an_environment_is_given(tiny_folder, settings):
+def test_the_oracle_plays_where_an_environment_is_given(settings):
     args = settings(num_episodes=5, env_kwargs={"difficulty": "easy"})
-    trainer = EnvSFTTrainer(tiny_folder, "llm/GuessNumber-v0", args)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, hidden_size=32, n_heads=2, n_layers=1, max_length=1024)
+    trainer = EnvSFTTrainer(model, "llm/GuessNumber-v0", args, processing_class=tokenizer)
     assert isinstance(trainer.train_dataset, Dataset)
     assert len(trainer.train_dataset) == 5
     codec = ChatCodec(trainer.processing_class)
@@ -101,11 +103,14 @@ def test_what_to_train_on_must_be_said_once(tiny_folder, settings):
 
 
 def test_long_episodes_are_trained_whole(tiny_folder, settings):
-    codec = ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
-    with Collector(ENV, ConstantPolicy("b" * 1500), codec=codec, progress=False) as collector:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    with Collector(ENV, ConstantPolicy("b" * 1500), codec=ChatCodec(tokenizer), progress=False) as collector:
         long = [t for group in collector.collect(8) for t in group]
-    trainer = EnvSFTTrainer(tiny_folder, args=settings(), source=long)
+    model = tiny_model(tokenizer, hidden_size=32, n_heads=2, n_layers=1, max_length=4096)
+    trainer = EnvSFTTrainer(model, args=settings(), source=long, processing_class=tokenizer)
     assert {len(row["input_ids"]) for row in trainer.train_dataset} == {long[0].rows[0].spans[-1][1]}
+    with pytest.raises(InvalidConfigError, match="all 8 rows are longer than max_length=256"):  # the model's context
+        EnvSFTTrainer(tiny_folder, args=settings(), source=long)
 
 
 def test_an_oracle_that_fails_is_reported(tiny_folder, settings):
@@ -191,6 +196,52 @@ class ThinkingOracle(OraclePolicy):
         return f"<think>\nhm\n</think>\n\n{super().act(env, observation)}"
 
 
+def test_no_thinking_is_learned_behind_a_closed_block(tmp_path):
+    """thinking=False: the prompt ends with an empty block of thinking, and the model writes none behind it."""
+    codec = ChatCodec(family_tokenizer("qwen3"), thinking=False)
+    said = {"role": "assistant", "content": "Ho", "reasoning_content": "Hm"}
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}, said]}) + "\n")
+    with Collector("llm/GuessNumber-v0", ThinkingOracle(), codec=codec, progress=False) as collector:
+        played = [t for group in collector.collect(1) for t in group]
+    for source in (load_source(path, codec), played):
+        rows = rows_of(source, codec)
+        text = codec.decode(np.array(rows[0]["input_ids"]))
+        assert "<|im_start|>assistant\n<think>\n\n</think>\n\n" in text
+        learned = [codec.decode(np.array([i for i in row["labels"] if i != -100])) for row in rows]
+        assert all(words and "think>" not in words and "hm" not in words.lower() for words in learned)
+    assert rows == sft_rows(played)  # its tokens are this model's already
+
+
+# Packed rows.
+
+
+def opt_model(tokenizer):
+    """A model that does not look at positions to tell packed rows apart."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1}
+    return OPTForCausalLM(OPTConfig(vocab_size=len(tokenizer), num_attention_heads=2, **sizes))
+
+
+@pytest.mark.smoke
+def test_packed_rows_are_never_mixed(tiny_folder, settings):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    played = play(ChatCodec(tokenizer))
+    with pytest.raises(InvalidConfigError, match="packing_strategy='wrapped'"):
+        settings(packing=True, packing_strategy="wrapped", max_length=256)
+    for changes in ({"packing": True, "max_length": 256}, {"padding_free": True}):
+        trainer = EnvSFTTrainer(
+            opt_model(tokenizer), args=settings(**changes), source=played, processing_class=tokenizer
+        )
+        with pytest.raises(ModelError, match=r"padding-free.*OPTForCausalLM .*mixes packed rows"):
+            trainer.train()
+    losses = []
+    for changes in ({}, {"packing": True, "max_length": 256}):
+        trainer = EnvSFTTrainer(tiny_folder, args=settings(**changes, logging_steps=1), source=played)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+
 # Saved data sets.
 
 
@@ -219,6 +270,14 @@ def test_every_saved_form_gives_the_same_rows(tmp_path):
     (tmp_path / "wrong.jsonl").write_text(json.dumps({"input_ids": [1, 2], "labels": [1]}) + "\n")
     with pytest.raises(InvalidConfigError, match="no label for each of its 2 tokens"):
         load_source(tmp_path / "wrong.jsonl", codec)
+    for row, message in (
+        ({"input_ids": [1, -2], "labels": [1, -2]}, "the id -2"),
+        ({"input_ids": [1, 2.0], "labels": [1, 2]}, r"the id 2\.0"),
+        ({"input_ids": [1, 2], "labels": [-100, 3]}, "the label 3 at the token 2"),
+    ):
+        (tmp_path / "wrong.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(InvalidConfigError, match=f"token row 0 has {message}"):
+            load_source(tmp_path / "wrong.jsonl", codec)
 
 
 def test_episodes_of_another_tokenizer_or_none_are_encoded_from_their_messages():

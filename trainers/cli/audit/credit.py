@@ -88,7 +88,7 @@ def present_algorithm(
         if described is None:
             return trls_algorithm(run["settings"], critic=run["trainer"] == "ppo")
         if given is not None:
-            return replace(given, kl_coef=record["kl_coef"], kl_fn=given.kl_fn if record["kl_coef"] else None)
+            return given.at(record["kl_coef"])
         return restore({**described, "kl_coef": record["kl_coef"]})
     except (InvalidConfigError, ValueError, AttributeError, ImportError) as error:
         for part in ("advantages", "loss"):
