@@ -20,6 +20,7 @@ __all__ = [
     "has_content",
     "has_dots",
     "has_letters",
+    "numbered_words",
     "prose_in",
     "same_text",
     "take_off_unit",
@@ -48,7 +49,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _NO_CONTENT = re.compile(r"\\(?:text\w*|math\w+|mbox|hbox|left|right|q?quad|boxed|fbox|frac|sqrt)(?![A-Za-z])")
 _PREFIX = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution)"
-    r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*",
+    r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=\d)",
     re.IGNORECASE,
 )
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
@@ -203,9 +204,11 @@ _FUNCTIONS = _words(
     "ceil min max gcd lcm mod det frac binom"
 )
 _CONNECTIVES = frozenset({"or", "and"})
-_LINKS = frozenset({"to", "not", "but", "vs", "if"})
+_LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
+_NUMBERED = re.compile(r"[^\W\d_]{3,} (?:[^\W_]+[ :.])*[^\W_]*\d[^\W_]*(?: [^\W_]+)*")
+_ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
 _PROSE_LETTERS = 4
 """Number of adjacent letters from which they are a word, like "wrong", and not a product, like "abc"."""
 
@@ -224,19 +227,26 @@ def words_of(text: str) -> str | None:
     return " ".join(plain.casefold().split())
 
 
+def numbered_words(text: str) -> str | None:
+    r"""Return a text that begins with a word and has numbers in lower case: "june 20" of `\text{June }20th`."""
+    plain = _ORDINAL.sub("", " ".join(_STYLED.sub(r" \1 ", text).replace(",", " ").casefold().split()).strip(" .!"))
+    return plain if _NUMBERED.fullmatch(plain) and plain.split()[0] not in _FUNCTIONS else None
+
+
 def has_letters(text: str) -> bool:
     """Return whether a formula has letters besides its commands."""
     return any(map(str.isalpha, _COMMAND.sub("", text)))
 
 
 def prose_in(text: str) -> str | None:
-    """Return a word of four letters or more in a formula, or None."""
+    """Return the longest word in a formula that is neither a product of letters nor a function, or None."""
     plain = _COMMAND.sub(" ", _STYLED.sub(r" \1 ", _NAMES.sub(" ", text)))
+    found = []
     for run in _LETTERS.findall(plain):
         is_word = len(run) >= _PROSE_LETTERS and not run.isupper()  # ABCD is a figure
         if (is_word and run.casefold() not in _FUNCTIONS) or run.casefold() in _LINKS:
-            return str(run)
-    return None
+            found.append(str(run))
+    return max(found, key=len, default=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,7 +256,7 @@ def prose_in(text: str) -> str | None:
 _SYMBOLS = _words(
     "m g s h l L A V W N J K C F cm km mm dm nm kg mg ml mL dl dL cl cL ft in yd mi lb lbs oz hr hrs min ms sec Hz kHz "
     "MHz GHz Pa kPa eV kJ kW MW mW kN kWh mph kph kmh kmph rad deg gm cc am pm yr yrs usd USD eur EUR mol "
-    "day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
+    "um day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
 )
 _ALIASES = {
     **dict.fromkeys(("meter", "metre", "mtr"), "m"),
@@ -280,7 +290,7 @@ _NO_UNITS = _words(
     "or and not maybe perhaps probably wait is isn isnt wrong right but then to than plus minus times mod over divided "
     "by if else otherwise true false less more least most about approximately roughly one two three four five six "
     "seven eight nine ten eleven twelve hundred thousand million billion trillion dozen half third quarter the answer "
-    "no yes nor squared cubed factorial choose where for all"
+    "no yes nor score gross lakh crore squared cubed factorial choose where for all"
 )
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")

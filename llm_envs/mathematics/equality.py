@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
 
@@ -31,6 +32,7 @@ from llm_envs.mathematics.answer_text import (
     clean,
     has_dots,
     has_letters,
+    numbered_words,
     prose_in,
     same_text,
     take_off_unit,
@@ -276,8 +278,10 @@ _Ask = Callable[[str, str], _Decision]
 
 _SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*\s+\d")
 _SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)|\^\s*(?:\{\s*-\s*1\s*\}|-1)")
+_Y, _OF_X = re.compile(r"y\s*="), re.compile(r"\A[a-zA-Z]\(x\)\s*=")
 _EMPTY = "\\emptyset"
 _DIGIT = re.compile(r"\d")
+_DECIMAL = re.compile(r"[-+]?\d*\.\d+")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _QUOTIENT = re.compile(r"\\frac(?![A-Za-z])|/")
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
@@ -309,6 +313,9 @@ def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
 def _compare_words(answer: str, target: str) -> _Decision | None:
     """Compare words as text, not as the products of variables that they would be in a formula."""
     left, right = words_of(answer), words_of(target)
+    if left is right is None:
+        left, right = numbered_words(answer), numbered_words(target)
+        return ("equal", "") if left is not None and left == right else None
     if left is not None and right is not None:
         return ("equal", "") if left == right else ("different", "other words")
     if left is not None and not has_letters(target):
@@ -320,6 +327,8 @@ def _compare_words(answer: str, target: str) -> _Decision | None:
 
 def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
     answer, target = without_element(answer), without_element(target)
+    if _Y.match(target):
+        answer = _OF_X.sub("y=", answer)
     numbers = based_number(answer), based_number(target)
     if numbers != (None, None):
         return ("equal", "") if numbers[0] == numbers[1] else ("different", "the bases or digits differ")
@@ -336,6 +345,8 @@ def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
         return "different", "the answer is closed at infinity"
     answers, targets = list_items(answer), list_items(target)
     if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
+        if all(map(is_interval, (answer, target))) and "\\cup" not in answer + target and _ends(answer) != _ends(target):
+            return "different", "other brackets"  # math-verify reads [3,2] and (3,2) as the empty set
         return _compare_values(ask, answers[0], targets[0])
     if len(answers) == 1 and is_interval(answers[0]) and len(targets) > 1 and not is_interval(targets[0]):
         return _compare_tuple(ask, answers[0], targets, is_set(target))
@@ -344,6 +355,10 @@ def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
     if not any(sign in answer + target for sign in ("\\pm", "\\mp", "\\cup")) and not _may_match(answers, targets):
         return "different", f"the answer lists {len(answers)} values"
     return _compare_lists(ask, answers, targets)
+
+
+def _ends(text: str) -> str:
+    return text.strip()[0] + text.strip()[-1]
 
 
 def _may_match(answers: list[str], targets: list[str]) -> bool:
@@ -357,7 +372,7 @@ def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool)
     """Compare a pair, a tuple or an interval with a list: (1,2) with "1,2" or "x=1, y=2", in that order."""
     if items_are_set:
         return "different", "one is a set, the other a pair or an interval"
-    named = sorted(split_assignment(item) for item in items)
+    named = sorted((split_assignment(item) for item in items), key=lambda pair: pair[0].lstrip("\\"))
     if all(name for name, _ in named):
         items = [value for _, value in named]
     if whole[0] + whole[-1] != "()":
@@ -408,6 +423,8 @@ def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
     for name, text in (("target", target), ("answer", answer)):
         if (word := prose_in(text)) is not None:
             return "undecided", f"the {name} has words in it: {word[:40]!r}"
+    if answer.count(":") != target.count(":"):
+        return "different", "only one of them is a ratio, or of other parts"
     if unit.startswith("deg") and not other and _QUOTIENT.search(target):
         return "different", "the answer is an angle, the target a fraction"
     if unit == "%" != other:
@@ -420,8 +437,9 @@ def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
 
 def _hundredth(text: str) -> str:
     value = last_side(text)
-    number = _plain_value(value)
-    return f"({value})/100" if number is not None else f"\\frac{{{value}}}{{100}}"
+    if _DECIMAL.fullmatch(value.strip()):
+        return format(Decimal(value.strip()).scaleb(-2), "f")
+    return f"({value})/100" if _plain_value(value) is not None else f"\\frac{{{value}}}{{100}}"
 
 
 def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:

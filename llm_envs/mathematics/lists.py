@@ -24,9 +24,12 @@ _SEPARATOR = re.compile(
 )
 _BOTH = re.compile(r"\\land(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
 _STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
-_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
+_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+(?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
 _ELEMENT = re.compile(r"\\?[A-Za-z]+\s*(?:\\in(?![A-Za-z])|=)\s*(?=[\[(\]\\])")
-_BASED = re.compile(r"(?:[a-zA-Z]\s*=\s*)?[({]?(-?[0-9A-Fa-f]+)[)}]?\s*_\s*\{?\s*(\d+)\s*\}?")
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_BASED = re.compile(
+    r"(?:[a-zA-Z]\s*=\s*)?[({]?(-?[0-9A-Fa-f]+)[)}]?\s*_\s*[({\s]*(\d+|(?:\\text\w*\s*\{\s*)?[a-z]{3,6})[)}\s]*"
+)
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w*\}))?'*(?:\(\s*-?\w+\s*\))?")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _RELATION = re.compile(
@@ -108,7 +111,10 @@ def without_element(text: str) -> str:
 def based_number(text: str) -> tuple[str, str] | None:
     """Return (digits, base) of `(2516)_{8}`; None for anything else."""
     found = _BASED.fullmatch(text.strip())
-    return None if found is None else (found[1].upper(), found[2])
+    if found is None:
+        return None
+    base = re.split(r"[\s{]", found[2])[-1]
+    return found[1].upper(), str(_BASES.index(base) + 2) if base in _BASES else base
 
 
 def interval_of(text: str) -> str | None:

@@ -30,6 +30,9 @@ _SIGNS = {
     "\u00b1": "\\pm ",
     "\u03b8": "\\theta ",
     "\uff05": "%",
+    "\u00ba": "\u00b0",
+    "\u00b5\u03bc": "\\mu ",
+    "\u2126\u03a9": "\\Omega ",
 }
 _ASCII = str.maketrans({sign: latex for signs, latex in _SIGNS.items() for sign in signs})
 _RAISED, _LOWERED = (
@@ -46,6 +49,7 @@ _REWRITES = tuple(
         (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)?space|nobreak)(?![A-Za-z]))|~", " "),
         (r"\\(?:[hm]space\*?|[hv]?phantom)\s*\{[^{}]*\}|(?<!\\)\\\Z", " "),
         # Fonts and sizes
+        (r"\{\s*\\(?:bf|rm|it|sf|tt)\s+([A-Za-z]{2}[^{}]*)\}", r"\\text{\1}"),
         (r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])|\\(?:no)?limits(?![A-Za-z])", " "),
         (r"\\(?:bf|rm|it|sf|tt|bfseries|boldmath|normalsize|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])\s*", ""),
@@ -53,11 +57,20 @@ _REWRITES = tuple(
         (r"\\(?:mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|underline)\s*(?=\{(?!\s*[A-Za-z]{2}))", ""),
         (r"\\mathrm\s*(?=\{\s*[-(\d\\])|\{\}(?=\s*\^)", ""),
         (r"\\text\w*\s*\{\s*(\\[$%])\s*\}|\{\s*([-+])\s*\}", r"\1\2"),
-        (r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|emph|mathrm|[mh]box)\s*\{\s*([-+]?[\d.,/ ]*\d|[a-z])\s*\}", r" \1 "),
+        (r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|emph|math(?:rm|bf|sf|it)|[mh]box)\s*\{\s*([-+]?[\d.,/ ]*\d|[a-z])\s*\}", r" \1 "),
         (r"\\text\w*\s*\{\s*\}", " "),
         (r"(?<=[\d})])\s*\\(text\w*|mathrm)\s*\{\s*\(([^(){}]+)\)\s*\}", r" \\\1{\2}"),
         (r"(\\(?:text|mathrm)\s*\{[^{}]*\^)\s*\{\s*(-?\d)\s*\}", r"\1\2"),
+        (r"(?<==)\s*\{((?:[^{},]|\{[^{}]*\})+)\}\s*\Z", r"\1"),
+        (r"(?<=\\\\)\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", " "),
+        (r"\\(?:checkmark|qed|blacksquare)(?![A-Za-z])", ""),
         # Signs
+        (r"\\textdollar(?![A-Za-z])", r"\\$"),
+        (r"\{\s*:\s*\}|\\colon(?![A-Za-z])|(?<=\d)(?:\s*\\text\w*\s*\{\s*to\s*\}\s*|\s+to\s+)(?=\d)", ":"),
+        (r"\\mu\s*(?:\\mathrm\s*\{\s*)?m\s*\}?\s*\Z", r"\\text{um}"),
+        (r"(?<=[\d ])\\Omega\s*\Z", r"\\text{ ohms}"),
+        (r"\bper\s*cent\b", "percent"),
+        (r"\\exp\s*\(([^()]*)\)", r"e^{\1}"),
         (r"(?<=\d)\s*_\s*(?:\{\s*10\s*\}|10)\s*\Z", ""),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
@@ -68,8 +81,13 @@ _REWRITES = tuple(
         (rf"[{_RAISED}]+", lambda match: f"^{{{match[0].translate(_PLAIN_DIGITS)}}}"),
         (rf"[{_LOWERED}]+", lambda match: f"_{{{match[0].translate(_PLAIN_DIGITS)}}}"),
         (
-            r"\\degree(?![A-Za-z])|\^\s*\{?\s*\u00b0\s*\}?|\u00b0|\\text\w*\s*\{\s*\u00b0\s*\}|\^\s*\{\s*\\circ\s*\}",
+            r"\\degree(?![A-Za-z])|\^\s*\{?\s*\u00b0\s*\}?|\u00b0|\\text\w*\s*\{\s*\u00b0\s*\}|\^\s*\{\s*\\circ\s*\}"
+            r"|(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o\b)",
             r"^\\circ",
+        ),
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*\{?\s*\d\s*\}?)?)\s*[({]?\s*(\d+(?:\.\d+)?)\s*\^\\circ\s*[)}]?",
+            r"\1(\\frac{\2\\pi}{180})",
         ),
         (
             r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)|\u221a\s*\(([^()]*)\)",

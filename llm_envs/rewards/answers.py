@@ -114,16 +114,16 @@ def numeric_match(answer: str, target: float | str, *, rel_tol: float = 0.0, abs
 
 
 _DEGREE_SIGN = re.compile(r"\^\s*\\circ")
-_RELATION = re.compile(r"\\(?:[lg](?:t|eq?|eqslant)|neq?|in|cup|cap|land|quad)(?![A-Za-z])|[<>]=?")
+_RELATION = re.compile(r"\\(?:[lg](?:t|eq?|eqslant)|neq?|in|cup|cap|land|quad|mid)(?![A-Za-z])|[<>]=?")
 _BRACKETED = r"[(\[](?:[^()\[\]A-Za-z,\\]|\\(?:frac|sqrt)(?![A-Za-z]))+[)\]]"
 _OPERATORS = {
     "a sum": r"(?<=[\w)}\]])\s*(?:\+|-|\u2212|\\pm|\\sum)|\\sum",
-    "a product": r"(?<!\*)\*(?!\*)|\\(?:times|cdotp?|bullet|prod|ast|star)\b"
+    "a product": r"(?<!\*)\*(?!\*)|\\(?:times|cdotp?|bullet|prod|ast|star)(?![A-Za-z])"
     rf"|(?<=[\d)}}%\]])\s*{_BRACKETED}|{_BRACKETED}\s*(?=\d|\{{1\}}|\\(?:frac|sqrt))"
-    r"|(?<!\^)\{1\}\s*\{1\}|\\sqrt\{\d+\}\s*\\sqrt",
+    r"|(?<![\w}\])^])\{[\d.]+\}\s*\{[\d.]+\}|\\sqrt\{\d+\}\s*\\sqrt",
     "a power": r"\^|\*\*",
     "a root": r"√|sqrt",
-    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div\b)|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
+    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div(?![A-Za-z]))|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
     "a function": r"\\?(?:log|ln|exp|sin|cos|tan|arc\w+|int|lim|[dt]?binom|choose|mod|bmod|gcd|lcm|max|min|det|Gamma)"
     r"(?![A-Za-z])|\\operatorname|matrix\}",
     "an absolute value": r"\|[^|]+\||\\[lr]?[vV]ert",

@@ -131,7 +131,7 @@ def result(judged: Iterable[Judged]) -> dict[str, Any]:
         misjudged = each.ours != each.form.is_right, each.theirs != each.form.is_right
         if any(misjudged):
             name = f"{kind}: {each.form.group}"
-            groups[name].update({"ours": int(misjudged[0]), "math-verify": int(misjudged[1])})
+            groups[name].update({"ours": +misjudged[0], "math-verify": +misjudged[1]})
             examples[name].append(f"{each.form.text} for {each.form.target}"[:160])
     return {
         "math-verify": version("math-verify"),

@@ -19,7 +19,7 @@ _REWRITES = tuple(
         (r"^\{([^{}]*,.*)\}$", r"\\{\1\\}"),
     )
 )
-_AND = re.compile(r"\s*(?:;|\n+)\s*|\s+(?:and|\\text\{\s*and\s*\})\s+")
+_AND = re.compile(r"\s*(?:;|\n+|\\text\w*\s*\{\s*,?\s*and\s*\})\s*|\s+and\s+")
 _INEQUALITY = re.compile(r"[<>]|\\[lg](?:t|eq?|eqslant)(?![A-Za-z])")
 _SENTENCE = re.compile(
     r"\b(?:the|it|is|are|so|answer|result|solution|thus|hence|therefore|equals|we|has|have|get)\b", re.IGNORECASE
