@@ -345,7 +345,11 @@ def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
         return "different", "the answer is closed at infinity"
     answers, targets = list_items(answer), list_items(target)
     if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
-        if all(map(is_interval, (answer, target))) and "\\cup" not in answer + target and _ends(answer) != _ends(target):
+        if (
+            all(map(is_interval, (answer, target)))
+            and "\\cup" not in answer + target
+            and _ends(answer) != _ends(target)
+        ):
             return "different", "other brackets"  # math-verify reads [3,2] and (3,2) as the empty set
         return _compare_values(ask, answers[0], targets[0])
     if len(answers) == 1 and is_interval(answers[0]) and len(targets) > 1 and not is_interval(targets[0]):

@@ -20,11 +20,13 @@ __all__ = [
 ]
 
 _SEPARATOR = re.compile(
-    r"[,;]|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
+    r"[,;]|\\(?:lor|vee)(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
 )
 _BOTH = re.compile(r"\\land(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
 _STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
-_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+(?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
+_BUILDER = re.compile(
+    r"\\\{\s*\\?[A-Za-z]+(?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}"
+)
 _ELEMENT = re.compile(r"\\?[A-Za-z]+\s*(?:\\in(?![A-Za-z])|=)\s*(?=[\[(\]\\])")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _BASED = re.compile(

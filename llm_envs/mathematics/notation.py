@@ -57,7 +57,11 @@ _REWRITES = tuple(
         (r"\\(?:mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|mathnormal|underline)\s*(?=\{(?!\s*[A-Za-z]{2}))", ""),
         (r"\\mathrm\s*(?=\{\s*[-(\d\\])|\{\}(?=\s*\^)", ""),
         (r"\\text\w*\s*\{\s*(\\[$%])\s*\}|\{\s*([-+])\s*\}", r"\1\2"),
-        (r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|emph|math(?:rm|bf|sf|it)|[mh]box)\s*\{\s*([-+]?[\d.,/ ]*\d|[a-z])\s*\}", r" \1 "),
+        (
+            r"\\(?:text(?:rm|bf|it|sf|tt|normal)?|emph|math(?:rm|bf|sf|it)|[mh]box)"
+            r"\s*\{\s*([-+]?[\d.,/ ]*\d|[a-z])\s*\}",
+            r" \1 ",
+        ),
         (r"\\text\w*\s*\{\s*\}", " "),
         (r"(?<=[\d})])\s*\\(text\w*|mathrm)\s*\{\s*\(([^(){}]+)\)\s*\}", r" \\\1{\2}"),
         (r"(\\(?:text|mathrm)\s*\{[^{}]*\^)\s*\{\s*(-?\d)\s*\}", r"\1\2"),

@@ -192,7 +192,8 @@ DRAWN: Mapping[str, Callable[[random.Random], Values]] = {
     "twentieths": _terminating, "a decimal": _decimal, "money": _money, "percent": _percent, "an angle": _angle,
     "a root": _root, "a multiple of pi": _pi, "a complex number": _complex, "a polynomial": _polynomial,
     "a set": _set, "a pair": _pair, "a ray": _ray, "an interval": _interval, "a union": _union,
-    "the empty set": _empty, "a word": _word, "a choice": _letter, "a number in a base": _base, "a matrix": _matrix, "a percentage that is asked for": _integer,
+    "the empty set": _empty, "a word": _word, "a choice": _letter, "a number in a base": _base, "a matrix": _matrix,
+    "a percentage that is asked for": _integer,
     "an angle that is asked for": _fraction,
 }  # fmt: skip
 """How the values of each kind of answer are drawn."""
