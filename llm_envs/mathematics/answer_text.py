@@ -48,8 +48,8 @@ _STYLED = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt)?|math(?:rm|bf|sf|it)|mbox|hbo
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _NO_CONTENT = re.compile(r"\\(?:text\w*|math\w+|mbox|hbox|left|right|q?quad|boxed|fbox|frac|sqrt)(?![A-Za-z])")
 _PREFIX = re.compile(
-    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution)"
-    r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=\d)",
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution|number|total)"
+    r"(?:\s+of\s+\w[\w ]{0,40}?)?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=\d)",
     re.IGNORECASE,
 )
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
@@ -60,7 +60,7 @@ _WHOLE_GROUPED = re.compile(
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])(?:(pi)|infinity|infty)(?![A-Za-z])")
 _LABEL = re.compile(
-    r"(?:\\text\w*\s*\{[^{}=]{1,40}\}(?:_(?:\w|\{\w*\}))?\s*(?:\\triangle|\\angle)?\s*[A-Z]{0,6}"
+    r"(?:(?:\\?[A-Za-z]{1,7}\s*\(\s*)?\\text\w*\s*\{[^{}=]{1,40}\}\)?(?:_(?:\w|\{\w*\}))?\s*(?:\\triangle|\\angle)?\s*[A-Z]{0,6}"
     r"|[A-Za-z][a-z]{3,20}(?: [A-Za-z]+){0,3})\s*=(?=.*\d)"
 )
 _MONEY = re.compile(
@@ -102,7 +102,9 @@ def clean(text: str) -> str | Unreadable:
         prefix = _PREFIX.match(told)
         if prefix is not None and prefix.end() < len(told):
             text = _unwrapped(told[prefix.end() :])
-        elif (label := _LABEL.match(text)) is not None and not _NO_UNITS & set(label[0].lower().split()):
+        elif (label := _LABEL.match(text)) is not None and not _NO_UNITS & set(
+            label[0].partition("(")[0].lower().split()
+        ):
             text = _unwrapped(text[label.end() :])
     text = _without_dollars(_priced(text.removeprefix("=").strip()))
     if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
@@ -207,7 +209,8 @@ _CONNECTIVES = frozenset({"or", "and"})
 _LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
-_NUMBERED = re.compile(r"[^\W\d_]{3,} (?:[^\W_]+[ :.])*[^\W_]*\d[^\W_]*(?: [^\W_]+)*")
+_NUMBERED = re.compile(r"[^\W\d_]{3,} (?:[^\W_]+[ :.])*[^\W_]*\d[^\W_]*(?: [^\W_]+)*|\d{1,2}(?::\d\d)? [ap]m")
+_HALF_OF_DAY = re.compile(r"(?<=\d)\s*([ap])\.?\s?m\b")
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
 _PROSE_LETTERS = 4
 """Number of adjacent letters from which they are a word, like "wrong", and not a product, like "abc"."""
@@ -229,7 +232,8 @@ def words_of(text: str) -> str | None:
 
 def numbered_words(text: str) -> str | None:
     r"""Return a text that begins with a word and has numbers in lower case: "june 20" of `\text{June }20th`."""
-    plain = _ORDINAL.sub("", " ".join(_STYLED.sub(r" \1 ", text).replace(",", " ").casefold().split()).strip(" .!"))
+    plain = " ".join(_STYLED.sub(r" \1 ", text).replace(",", " ").casefold().split()).strip(" .!")
+    plain = _HALF_OF_DAY.sub(r" \1m", _ORDINAL.sub("", plain))
     return plain if _NUMBERED.fullmatch(plain) and plain.split()[0] not in _FUNCTIONS else None
 
 
@@ -256,7 +260,7 @@ def prose_in(text: str) -> str | None:
 _SYMBOLS = _words(
     "m g s h l L A V W N J K C F cm km mm dm nm kg mg ml mL dl dL cl cL ft in yd mi lb lbs oz hr hrs min ms sec Hz kHz "
     "MHz GHz Pa kPa eV kJ kW MW mW kN kWh mph kph kmh kmph rad deg gm cc am pm yr yrs usd USD eur EUR mol "
-    "um day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
+    "um old day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
 )
 _ALIASES = {
     **dict.fromkeys(("meter", "metre", "mtr"), "m"),

@@ -32,7 +32,7 @@ _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"
 _BASED = re.compile(
     r"(?:[a-zA-Z]\s*=\s*)?[({]?(-?[0-9A-Fa-f]+)[)}]?\s*_\s*[({\s]*(\d+|(?:\\text\w*\s*\{\s*)?[a-z]{3,6})[)}\s]*"
 )
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w*\}))?'*(?:\(\s*-?\w+\s*\))?")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{[\w,]*\}))?'*(?:\(\s*-?\w+\s*\))?")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _RELATION = re.compile(
     r"(\\leq?(?:slant)?(?![A-Za-z])|<=|\\geq?(?:slant)?(?![A-Za-z])|>=|\\lt(?![A-Za-z])|<|\\gt(?![A-Za-z])|>)"

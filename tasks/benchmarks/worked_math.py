@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.mathematics.equality import bare_number
+from llm_envs.mathematics.decisions import bare_number
 from llm_envs.parsers import ParsedReply, extract_boxed, parse_boxed
 from llm_envs.parsers.answers import split_thinking
 from llm_envs.tasks.benchmarks.published import Layout, PublishedEnv, require_texts

@@ -14,6 +14,7 @@ _REWRITES = tuple(
     for pattern, replacement in (
         (r"\*\*(?=\s*[\d({x-])", "^"),
         (rf"(?<=[0-9A-Za-z)}}])\s*{_TIMES}\s*(?=[A-Za-z]|\\(?:pi|sqrt|ln|log)(?![A-Za-z]))", " "),
+        (rf"(?<=\))\s*{_TIMES}\s*(?=\()", ""),
         (r"(?<![A-Za-z\\])(?:oo|inf)(?![A-Za-z])", r"\\infty "),
         (r"^[a-z]\s*\\in(?![A-Za-z])\s*", ""),
         (r"^\{([^{}]*,.*)\}$", r"\\{\1\\}"),

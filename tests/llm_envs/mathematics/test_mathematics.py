@@ -15,7 +15,7 @@ pytest.importorskip("math_verify")
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.mathematics import MathChecker, compare_math, math_equal
-from llm_envs.mathematics.equality import _decide
+from llm_envs.mathematics.decisions import decide
 from llm_envs.processes import children_of
 
 TIMEOUT_S = 0.5
@@ -286,7 +286,7 @@ def test_reading_a_text_takes_no_long_time(part):
     text = "5" + (part * 2_000)[:1_990]
     started = time.thread_time()
     for answer, target in ((text, "x=5 km"), ("x=5 km", text)):
-        _decide(lambda answer, target: ("different", ""), answer, target)
+        decide(lambda answer, target: ("different", ""), answer, target)
     assert time.thread_time() - started < 1.0
 
 
