@@ -49,7 +49,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _NO_CONTENT = re.compile(r"\\(?:text\w*|math\w+|mbox|hbox|left|right|q?quad|boxed|fbox|frac|sqrt)(?![A-Za-z])")
 _PREFIX = re.compile(
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution|number|total)"
-    r"(?:\s+of\s+\w[\w ]{0,40}?)?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=\d)",
+    r"(?:\s+of\s+\w[\w ]{0,40}?)?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=[-\d\\])",
     re.IGNORECASE,
 )
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")

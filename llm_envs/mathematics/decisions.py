@@ -284,7 +284,7 @@ def bare_number(answer: str) -> str:
         return ""
     number, unit = take_off_unit(text)
     last = last_side(number).strip()
-    last = _POINT_ZERO.sub("", last.removeprefix("(").removesuffix(")"))
+    last = _POINT_ZERO.sub("", last.removeprefix("(").removesuffix(")").removeprefix("+"))
     if unit == "%" or any(plain_value(part) != plain_value(last) for part in _claims(number, "")):
         return ""
     return last

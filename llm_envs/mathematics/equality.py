@@ -26,14 +26,7 @@ from llm_envs.mathematics.loader import Loader as _Loader
 from llm_envs.mathematics.loader import Worker as _Worker
 from llm_envs.processes import Shared, forget_after_fork, processors
 
-__all__ = [
-    "MathChecker",
-    "MathComparison",
-    "Verdict",
-    "compare_math",
-    "math_equal",
-    "prepare_comparison",
-]
+__all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ _MEASURED = (
     r"@v \text{ miles per hour}", r"@v\,\text{km/h}", r"@v\,\frac{\text{km}}{\text{h}}", r"@v\text{ m/s}",
     r"@v\text{ days}", r"@v\text{ inches}", r"@v\text{ cubic feet}", r"@v\,\text{kg}", r"@v\quad\text{minutes}",
     r"@v cm", r"@v\mbox{ cm}", r"@v\textrm{ cm}", r"@v\ \textbf{cm}", r"@v \text{ sq. ft.}", r"@v\text{ units}^2",
+    r"@v\,{\rm cm}", r"@v\,\rm{cm}", r"@v\,\Omega", r"@v\,\mu\text{m}", r"@v\text{ years old}", r"@v\,\text{ft}^2",
 )  # fmt: skip
 _SPACED = (
     r"\,@v\,", r" @v ", "~@v", r"@v\ ", r"\;@v", r"\quad @v", r"@v\!", "{@v}", r"\hspace{2pt}@v", r"\thinspace @v",
@@ -49,14 +50,17 @@ _NAMED = (
     "x=@v", r"x\,=\,@v", "x = @v", "f(3)=@v", "f^{-1}(3) = @v", "a_{10}=@v", r"\text{Area} = @v",
     r"\text{Answer: }@v", r"\text{The answer is } @v", "AB = @v", "|AB| = @v", "[ABC] = @v", "m+n = @v", "x+y=@v",
     "a^2+b^2=@v", "xy = @v", r"\text{Total} = @v\text{ cm}", r"\lambda = @v", r"\det A = @v", "f(g(2)) = @v",
-    "[ABCD] = @v", "P = @v", r"\text{Answer} = @v",
+    "[ABCD] = @v", "P = @v", r"\text{Answer} = @v", r"\text{There are }@v\text{ ways}",
+    r"\text{The number of ways is }@v", r"\text{Total: }@v", r"x=\mathbf{@v}", r"\therefore @v",
+    r"P(\text{red}) = @v", r"x = @v \checkmark",
 )  # fmt: skip
 _HEDGED = (
     r"@v\text{ or }@w", "@v, @w", r"\{@v, @w\}", "[@v, @w]", "(@v, @w)", r"@v\text{ to }@w", r"x \ne @v",
     r"\text{not }@v", r"@v\text{ (maybe }@w)", r"\approx @v", r"\text{about }@v", "@v = @w", "@w = @v", "x=@v, y=@w",
     r"@v\quad @w", r"\pm @v", "x > @v", "@v < x", r"@v\ldots", "@v...", r"@v\dots", "@v\u2026", "x+1=@v",
     r"@v\text{ is wrong}", r"@v \pm 1", r"@v\text{ and }@w", r"@v; @w", r"\text{either }@v\text{ or }@w", r"@v? @w",
-    r"@v\text{ million}", r"@v\text{ thousand}", r"@v\text{ dozen}", r"@v i", r"@v x",
+    r"@v\text{ million}", r"@v\text{ thousand}", r"@v\text{ dozen}", r"@v i", r"@v x", r"@v\text{ or so}",
+    r"@v\text{ score}", r"@v\text{ if }x>0", r"\sim @v", r"@v \lor @w", r"\le @v",
 )  # fmt: skip
 
 
@@ -76,7 +80,10 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "money": (r"\$@n", r"\$\,@n", r"@n\,\$", r"@n\text{ dollars}", "\u20ac@n", r"x = \$@n"),
         "things": (r"@n\text{ ways}", r"@n\text{ apples}", r"@n \text{ people}", r"@n\text{ integers}"),
-        "signs": ("(@n)", r"\left(@n\right)", "+@n", "@n.0", "@n.00", r"\frac{@twice}{2} = @n", "@a * @b = @n"),
+        "signs": (
+            "(@n)", r"\left(@n\right)", "+@n", "@n.0", "@n.00", r"\frac{@twice}{2} = @n", "@a * @b = @n",
+            r"@a\times@b = @n",
+        ),
     },
     "a negative number": {
         **_of("-@n", _UNITS, _SPACES, _STYLES, _NAMES),
@@ -102,7 +109,8 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             r"\dfrac{@p}{@q}", r"\tfrac{@p}{@q}", r"\cfrac{@p}{@q}", "@p/@q", r"\frac@plain", r"\dfrac @plain",
             "{@p}/{@q}", r"\frac{\,@p\,}{\,@q\,}", r"{@p \over @q}", r"\frac {@p} {@q}", r"@p\,/\,@q",
             r"\left(\frac{@p}{@q}\right)", r"P(A) = \frac{@p}{@q}", "@p/@q\\text{ miles}", "@p\u2044@q",
-            r"\left.\frac{@p}{@q}\right.", "(@p/@q)",
+            r"\left.\frac{@p}{@q}\right.", "(@p/@q)", r"\frac{\mathbf{@p}}{\mathbf{@q}}",
+            r"\frac{@p}{@q} \approx @short",
         ),
         "decimals": ("@round", "x = @round"),
         "not in lowest terms": (r"\frac{@pp}{@qq}", "@pp/@qq", r"\dfrac{@pp}{@qq}"),
@@ -143,8 +151,8 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     )},
     "an angle": {"degrees": (
         r"@n^\circ", r"@n^{\circ}", "@n\u00b0", r"@n\,^\circ", r"@n\degree", r"@n\text{ degrees}", "@n",
-        r"\angle ABC = @n^\circ", r"x = @n^{\circ}", r"@n{}^\circ", r"\theta = @n^\circ", "@n \u00b0",
-        r"\mathbf{@n^\circ}",
+        r"\angle ABC = @n^\circ", r"x = @n^{\circ}", r"@n{}^\circ", r"\theta = @n^\circ", "@n \u00b0", "@n\u00ba",
+        r"@n^{\text{o}}", r"\mathbf{@n^\circ}",
     )},
     "a root": {
         **_of(r"@a\sqrt{@b}", _UNITS, _SPACES, _STYLES, _NAMES),
@@ -185,7 +193,7 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "@a, @b", "@b, @a", r"@a,\,@b", r"@a \text{ and } @b", r"@a \text{ or } @b", "x=@a, @b", r"x=@a,\ x=@b",
             "@a; @b", r"x = @a \text{ or } x = @b", "x_1 = @a, x_2 = @b", r"@a\quad\text{and}\quad @b",
             r"x = @a,\quad x = @b", r"x=@a \lor x=@b", r"x=@a\;\text{or}\;x=@b", "x = @a and x = @b", r"@a,\;@b",
-            r"@a~\text{and}~@b", r"\mathbf{@a, @b}", "$@a$ and $@b$", r"\displaystyle @a, @b",
+            r"@a~\text{and}~@b", r"@a\text{ and }@b", r"\mathbf{@a, @b}", "$@a$ and $@b$", r"\displaystyle @a, @b",
         ),
     },
     "a pair": {
@@ -242,6 +250,14 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "an angle that is asked for": {"degrees": (
         r"\frac{@p}{@q}^\circ", r"\frac{@p}{@q}\,^{\circ}", "@p/@q\u00b0", r"\frac{@p}{@q}",
     )},
+    "a ratio": {"ratios": ("@a:@b", "@a : @b", r"@a\colon @b", "@a{:}@b", r"@a\text{ to }@b")},
+    "a date": {"dates": ("@w @n", r"\text{@w }@n", r"\textbf{@w @n}", r"\text{@w @nth}", r"\mathrm{@w\ @n}")},
+    "a time": {"dates": ("@n:@m p.m.", r"@n:@m\text{ p.m.}", r"\text{@n:@m pm}", r"@n{:}@m\text{ PM}")},
+    "polar coordinates": {"pairs": (
+        r"(@a,\pi/@b)", r"\left(@a,\dfrac{\pi}{@b}\right)", r"r=@a,\ \theta=\frac{\pi}{@b}", "(@a, \u03c0/@b)",
+        r"(r,\theta)=\left(@a,\tfrac{\pi}{@b}\right)",
+    )},
+    "a line": {"names": ("y=@ax+@b", "@ax+@b", "f(x)=@ax+@b", r"y\,=\,@b+@ax", r"y=@a\cdot x+@b")},
     "a matrix": {"matrices": (
         r"\begin{pmatrix}@a&@b\\@c&@d\end{pmatrix}", r"\begin{bmatrix} @a & @b \\ @c & @d \end{bmatrix}",
         r"A = \begin{pmatrix} @a & @b \\ @c & @d \end{pmatrix}",
@@ -255,14 +271,14 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **_of("@n", _HEDGES, other="@up"),
         "values": (
             "@up", "@down", "-@n", "@n0", "@n.5", "@n.0000001", "@n.001", r"\frac{@n}{2}", "@n^2", r"\sqrt{@n}",
-            "@n!", r"@n\pi", "@digits", r"\frac{1}{@n}", "0.@n", r"@up\,\text{cm}", r"x\,=\,@down", r"\$@n1",
-            r"{\bf @up}", "@n,@n",
+            "@n!", r"@n\pi", "@digits", "@n'", r"@n\mathrm{e}3", r"\frac{1}{@n}", "0.@n", r"@up\,\text{cm}",
+            r"x\,=\,@down", r"\$@n1", r"{\bf @up}", "@n,@n",
         ),
         "percent": (r"@n\%", "@n%", r"@n\text{ percent}", r"@n\,\%"),
         "not worked out": (
             "@a + @rest", "@a \\cdot @b", "(@a)(@b)", "@more - @a", r"\frac{@twice}{2}", "@twice/2", "@a(@b)",
             r"@a\,\times\,@b", r"(@a)\,(@b)", r"@a\ + @rest", r"\left(@a\right)\left(@b\right)", r"{@a}({@b})",
-            r"@a \ast @b", r"\sqrt{@n^2}", r"|-@n|", r"@a[@b]", r"(@a)@b",
+            r"@a \ast @b", r"\sqrt{@n^2}", r"|-@n|", r"@a[@b]", r"@a\times@b", r"@n\cdot1", "{@a}{@b}", r"(@a)@b",
         ),
     },
     "a negative number": {
@@ -403,6 +419,14 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     )},
     "a percentage that is asked for": {"percent": (r"@up\%", "0.@n", r"@n0\%", "@up%", r"-@n\%")},
     "an angle that is asked for": {"degrees": (r"\frac{@up}{@q}^\circ", r"\frac{@p}{@q}\%", "@p/@next\u00b0")},
+    "a ratio": {"values": ("@b:@a", "@a:@b:@b", "@a:@a", "@a@b", "@a.@b", r"@a:@b\text{ or }@b:@a")},
+    "a date": {"values": ("@w @up", "@n", "@w", r"\text{May }@n", "@w @n or @up", r"\text{not @w @n}")},
+    "a time": {"values": ("@n:@m a.m.", "@up:@m p.m.", r"\text{@n:@m a.m. or p.m.}", "@m:@n p.m.")},
+    "polar coordinates": {"values": (
+        r"[@a,\frac{\pi}{@b}]", r"(\frac{\pi}{@b},@a)", r"(@a,\frac{\pi}{@a@b})", r"(-@a,\frac{\pi}{@b})",
+        r"(@a,\pi)", r"(@a,@b/\pi)", r"r=@a", r"(@a,\frac{\pi}{@b}]",
+    )},
+    "a line": {"values": ("y=@ax-@b", "y=@bx+@a", "x=@ay+@b", "y<@ax+@b", "y=@ax", "f(x)=@ax^2+@b", "y=-@ax+@b")},
     "a matrix": {"values": (
         r"\begin{pmatrix} @b & @a \\ @c & @d \end{pmatrix}", r"\begin{pmatrix} @a & @c \\ @b & @d \end{pmatrix}",
         "@a, @b, @c, @d", r"\begin{pmatrix} @a & @b \\ @d & @c \end{pmatrix}",

@@ -185,6 +185,31 @@ def _matrix(rng: random.Random) -> Values:
     }
 
 
+def _ratio(rng: random.Random) -> Values:
+    a, b = rng.choice(((2, 3), (5, 2), (4, 7), (9, 5), (1, 6)))
+    return {"target": f"{a}:{b}", "a": str(a), "b": str(b)}
+
+
+def _date(rng: random.Random) -> Values:
+    month, n = rng.choice(("June", "March", "October")), rng.randint(4, 19)
+    return {"target": f"\\text{{{month} {n}}}", "w": month, "n": str(n), "up": str(n + 1)}
+
+
+def _time(rng: random.Random) -> Values:
+    n, m = rng.randint(1, 9), rng.randint(13, 58)
+    return {"target": f"\\text{{{n}:{m} p.m.}}", "n": str(n), "m": str(m), "up": str(n + 1)}
+
+
+def _polar(rng: random.Random) -> Values:
+    a, b = rng.randint(2, 9), rng.choice((2, 3, 4, 6))
+    return {"target": f"\\left( {a}, \\frac{{\\pi}}{{{b}}} \\right)", "a": str(a), "b": str(b)}
+
+
+def _line(rng: random.Random) -> Values:
+    a, b = rng.sample(range(2, 15), 2)
+    return {"target": f"y = {a}x + {b}", "a": str(a), "b": str(b)}
+
+
 DRAWN: Mapping[str, Callable[[random.Random], Values]] = {
     "a whole number": _integer, "a negative number": _negative, "a large number": _large,
     "a power of ten": _power_of_ten, "a fraction": _fraction,
@@ -193,6 +218,7 @@ DRAWN: Mapping[str, Callable[[random.Random], Values]] = {
     "a root": _root, "a multiple of pi": _pi, "a complex number": _complex, "a polynomial": _polynomial,
     "a set": _set, "a pair": _pair, "a ray": _ray, "an interval": _interval, "a union": _union,
     "the empty set": _empty, "a word": _word, "a choice": _letter, "a number in a base": _base, "a matrix": _matrix,
+    "a ratio": _ratio, "a date": _date, "a time": _time, "polar coordinates": _polar, "a line": _line,
     "a percentage that is asked for": _integer,
     "an angle that is asked for": _fraction,
 }  # fmt: skip

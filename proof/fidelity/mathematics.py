@@ -16,6 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
+from itertools import tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,24 +27,24 @@ from proof.fidelity.compare import RESULTS as CERTIFICATES
 from proof.fidelity.math_forms import AROUND, BESIDE, RIGHT, WRONG, Form, answers
 from proof.fidelity.published_rules import math_verify
 
-__all__ = ["ARGUMENTS", "RESULT", "Judged", "corpus", "judge", "result"]
+__all__ = ["ARGUMENTS", "RESULT", "UNARGUED", "Judged", "corpus", "judge", "ours", "result"]
 
 RESULT = CERTIFICATES / "forms" / "mathematics.json"
 _REPLIES = Path(__file__).resolve().parents[1] / "results" / "baselines"
 _NOT_FOR_DATASET = {"not in lowest terms", "powers"}
 """Its prompt asks for lowest terms, and for a result that is worked out."""
-_NOT_FOR_AIME = {"signs"}
 _AIME_KIND = "a whole number"
 _MOST_EXAMPLES = 3
+UNARGUED = "not argued"
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "LaTeX spaces, fonts, signs of Unicode and units do not change a value": (
         "right: spaces", "right: fonts", "right: units", "right: things", "right: thousands", "right: signs",
         "right: degrees", "right: money", "right: roots", "right: products", "right: terms", "right: fractions",
         "right: mixed", "right: powers", "right: imaginary", "right: bases", "right: repeating", "right: decimals",
-        "right: words", "right: letters", "right: matrices", "right: not in lowest terms",
+        "right: words", "right: letters", "right: matrices", "right: not in lowest terms", "right: dates",
     ),
     "what the value is called does not matter, nor the notation of a set, a pair or an interval": (
-        "right: names", "right: lists", "right: sets", "right: pairs", "right: intervals",
+        "right: names", "right: lists", "right: sets", "right: pairs", "right: intervals", "right: ratios",
     ),
     "a percentage is its hundredth, and the number itself only where percent are asked for": (
         "right: percent", "wrong: percent", "wrong: degrees", "wrong: degrees and percent",
@@ -96,8 +97,7 @@ def corpus(least: int = 40, seed: int = 0) -> Iterator[tuple[str, Form, str]]:
             if form.group not in _NOT_FOR_DATASET:
                 yield "DatasetMath", form, f"<answer>{form.text}</answer>"
         for form in answers({_AIME_KIND: forms[_AIME_KIND]}, least, first + 2):
-            if form.group not in _NOT_FOR_AIME:
-                yield "AIME", form._replace(is_right=forms is RIGHT), reply(rng.choice(AROUND), form)
+            yield "AIME", form._replace(is_right=forms is RIGHT), reply(rng.choice(AROUND), form)
     for form in answers({kind: {"plain": ("@target",)} for kind in RIGHT}, 4, first + 3):
         for around in AROUND:
             yield "MATH500", form._replace(group="around", is_right=True), reply(around, form)
@@ -105,37 +105,46 @@ def corpus(least: int = 40, seed: int = 0) -> Iterator[tuple[str, Form, str]]:
             yield "MATH500", form._replace(group="beside", is_right=False), reply(around, form)
 
 
-def judge(listed: Iterable[tuple[str, Form, str]]) -> Iterator[Judged]:
-    """Yield the verdicts on some replies."""
+def ours(listed: Iterable[tuple[str, Form, str]]) -> Iterator[bool]:
+    """Yield our verdicts on some replies."""
     envs: dict[str, Any] = {}
     for task, form, reply in listed:
         if task not in envs:
             data: dict[str, Any] = {} if task == "DatasetMath" else {"data": "sample"}
             envs[task] = gym.make(f"llm/{task}-v0", **data)
-        problem = {"question": form.question, "answer": form.target}
-        envs[task].reset(options={"problem": problem})
-        ours = bool(envs[task].step(reply)[4]["is_success"])
+        envs[task].reset(options={"problem": {"question": form.question, "answer": form.target}})
+        yield bool(envs[task].step(reply)[4]["is_success"])
+
+
+def judge(listed: Iterable[tuple[str, Form, str]]) -> Iterator[Judged]:
+    """Yield both verdicts on some replies."""
+    first, second = tee(listed)
+    for (task, form, reply), mine in zip(first, ours(second), strict=True):
         read = reply if task != "DatasetMath" else f"\\boxed{{{form.text}}}"
-        yield Judged(task, form, reply, ours, math_verify(read, problem))
+        yield Judged(task, form, reply, mine, math_verify(read, {"answer": form.target}))
 
 
 def result(judged: Iterable[Judged]) -> dict[str, Any]:
-    """Return the counts by task, and what either side misjudged, by group of forms."""
+    """Return the counts by task, what either side misjudged by group of forms, and why the verdicts differ."""
     tasks: dict[str, Counter[str]] = defaultdict(Counter)
     groups: dict[str, Counter[str]] = defaultdict(Counter)
     examples: dict[str, list[str]] = defaultdict(list)
+    differ: Counter[str] = Counter()
+    why = {group: argument for argument, listed in ARGUMENTS.items() for group in listed}
     for each in judged:
         kind = "right" if each.form.is_right else "wrong"
         tasks[each.task].update({kind: 1, f"{kind}, accepted": int(each.ours)})
         tasks[each.task].update({f"{kind}, accepted by math-verify": int(each.theirs)})
         misjudged = each.ours != each.form.is_right, each.theirs != each.form.is_right
+        name = f"{kind}: {each.form.group}"
+        differ[why.get(name, f"{UNARGUED}: {name}")] += each.ours != each.theirs
         if any(misjudged):
-            name = f"{kind}: {each.form.group}"
             groups[name].update({"ours": +misjudged[0], "math-verify": +misjudged[1]})
             examples[name].append(f"{each.form.text} for {each.form.target}"[:160])
     return {
         "math-verify": version("math-verify"),
         "tasks": {name: dict(sorted(counts.items())) for name, counts in sorted(tasks.items())},
+        "differences": {argument: n for argument, n in differ.most_common() if n},
         "misjudged": {
             name: {**counts, "examples": examples[name][:: len(examples[name]) // _MOST_EXAMPLES + 1]}
             for name, counts in sorted(groups.items())
