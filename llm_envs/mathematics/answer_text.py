@@ -20,6 +20,7 @@ __all__ = [
     "has_content",
     "has_dots",
     "has_letters",
+    "listed_words",
     "numbered_words",
     "prose_in",
     "same_text",
@@ -209,6 +210,7 @@ _CONNECTIVES = frozenset({"or", "and"})
 _LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
+_WORD_GAP = re.compile(r"\s*[,;]\s*(?:and\s+)?|\s+and\s+")
 _NUMBERED = re.compile(r"[^\W\d_]{3,} (?:[^\W_]+[ :.])*[^\W_]*\d[^\W_]*(?: [^\W_]+)*|\d{1,2}(?::\d\d)? [ap]m")
 _HALF_OF_DAY = re.compile(r"(?<=\d)\s*([ap])\.?\s?m\b")
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
@@ -228,6 +230,13 @@ def words_of(text: str) -> str | None:
     if any(run in _FUNCTIONS for run in runs) or all(len(run) < 2 or run in _CONNECTIVES for run in runs):
         return None
     return " ".join(plain.casefold().split())
+
+
+def listed_words(text: str) -> list[str] | None:
+    r"""Return the parts of a list of words or letters, in lower case: "a" and "c" of `\text{A and C}`."""
+    plain = " ".join(_STYLED.sub(r" \1 ", text).casefold().split()).strip(" .!")
+    parts = [part.strip() for part in _WORD_GAP.split(plain)]
+    return parts if len(parts) > 1 and all(map(str.isalpha, parts)) else None
 
 
 def numbered_words(text: str) -> str | None:
@@ -260,7 +269,7 @@ def prose_in(text: str) -> str | None:
 _SYMBOLS = _words(
     "m g s h l L A V W N J K C F cm km mm dm nm kg mg ml mL dl dL cl cL ft in yd mi lb lbs oz hr hrs min ms sec Hz kHz "
     "MHz GHz Pa kPa eV kJ kW MW mW kN kWh mph kph kmh kmph rad deg gm cc am pm yr yrs usd USD eur EUR mol "
-    "um old day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
+    "um old red day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
 )
 _ALIASES = {
     **dict.fromkeys(("meter", "metre", "mtr"), "m"),
@@ -294,12 +303,13 @@ _NO_UNITS = _words(
     "or and not maybe perhaps probably wait is isn isnt wrong right but then to than plus minus times mod over divided "
     "by if else otherwise true false less more least most about approximately roughly one two three four five six "
     "seven eight nine ten eleven twelve hundred thousand million billion trillion dozen half third quarter the answer "
-    "no yes nor score gross lakh crore squared cubed factorial choose where for all"
+    "no yes nor score gross lakh crore tenths hundredths thousandths halves thirds "
+    "fourths fifths eighths approx squared cubed factorial choose where for all"
 )
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
 _UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z]))\s*|\s+")
-_UNIT_QUOTIENT = re.compile(r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+(?:\^\{?\d\}?)?)\s*\}")
+_UNIT_QUOTIENT = re.compile(r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+)(?:\s*\^\s*\{?\s*(\d)\s*\}?)?\s*\}")
 _DEGREES = re.compile(r"\s*\^\s*\\circ\s*(?:([CF])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})?\s*\Z")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 
@@ -313,7 +323,7 @@ def take_off_unit(text: str) -> tuple[str, str]:
         match = pattern.search(text)
         if match is not None and _is_amount(text[: match.start()].rpartition("=")[2]):
             return text[: match.start()], unit + "".join(filter(None, match.groups()))
-    plain = _UNIT_QUOTIENT.sub(r" \1/\2", _STYLED.sub(r" \1", text))
+    plain = _UNIT_QUOTIENT.sub(_unit_quotient, _STYLED.sub(r" \1", text))
     head, equals, last = plain.rpartition("=")
     start = next((match.start() for match in re.finditer(r"\\?[^\W\d_]+", last) if match[0][0] != "\\"), None)
     if start is None or not _is_amount(last[:start]):
@@ -322,6 +332,10 @@ def take_off_unit(text: str) -> tuple[str, str]:
     unit = _unit(last[start:].strip(), is_glued)
     value = last[:start].rstrip()
     return (head + equals + value, unit) if unit else (text, "")
+
+
+def _unit_quotient(match: re.Match[str]) -> str:
+    return f" {match[1]}/{match[2]}{'^' + match[3] if match[3] else ''}"
 
 
 def _is_amount(value: str) -> bool:

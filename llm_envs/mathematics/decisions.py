@@ -18,6 +18,7 @@ from llm_envs.mathematics.answer_text import (
     clean,
     has_dots,
     has_letters,
+    listed_words,
     numbered_words,
     prose_in,
     same_text,
@@ -53,6 +54,8 @@ _DIGIT = re.compile(r"\d")
 _DECIMAL = re.compile(r"[-+]?\d*\.\d+")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}")
+_TIMES = re.compile(r"\\(?:cdot|times)(?![A-Za-z])")
+_REMAINDER = re.compile(r"\A(?:[^=\d]*\\equiv\s*)?(\d+)\s*\\pmod\s*\{?\s*1000\s*\}?\Z")
 _QUOTIENT = re.compile(r"\\frac(?![A-Za-z])|/")
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 
@@ -89,14 +92,20 @@ def _may_be_near(exact: str, rounded: str) -> bool:
     """Return whether an exact value may round to another, by up to a tenth; True if one of them is no plain number."""
     rounded, unit = take_off_unit(rounded)
     texts = last_side(exact), _hundredth(rounded) if unit == "%" else rounded
-    left, right = (plain_value(_FRACTION.sub(r"(\1)/(\2)", text).strip()) for text in texts)
+    left, right = map(_worked_out, texts)
     return left is None or right is None or abs(Fraction(left) - Fraction(right)) <= abs(Fraction(left)) / 10
+
+
+def _worked_out(text: str) -> Number | None:
+    return plain_value(_TIMES.sub("*", _FRACTION.sub(r"(\1)/(\2)", text)).strip())
 
 
 def _compare_words(answer: str, target: str) -> Decision | None:
     """Compare words as text, not as the products of variables that they would be in a formula."""
     left, right = words_of(answer), words_of(target)
     if left is right is None:
+        if (listed := listed_words(answer)) is not None and listed == listed_words(target):
+            return "equal", ""
         left, right = numbered_words(answer), numbered_words(target)
         return ("equal", "") if left is not None and left == right else None
     if left is not None and right is not None:
@@ -118,12 +127,15 @@ def _compare_formulas(ask: Ask, answer: str, target: str) -> Decision:
     ends = last_side(answer).strip(), last_side(target).strip()
     if _EMPTY in ends:
         return ("equal", "") if ends[0] == ends[1] else ("different", "one is the empty set")
-    if is_interval(target) != is_interval(answer):
-        answer_too, target_too = interval_of(answer), interval_of(target)
-        if answer_too is not None and target_too is None:
-            answer = answer_too
-        elif target_too is not None and answer_too is None:
-            target = target_too
+    answer_too, target_too = interval_of(answer), interval_of(target)
+    if answer_too is not None and target_too is not None:
+        if answer_too[0] != target_too[0]:
+            return "different", "other variables"
+        answer, target = answer_too[1], target_too[1]
+    elif answer_too is not None and is_interval(target):
+        answer = answer_too[1]
+    elif target_too is not None and is_interval(answer):
+        target = target_too[1]
     if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(target):
         return "different", "the answer is closed at infinity"
     answers, targets = list_items(answer), list_items(target)
@@ -283,8 +295,9 @@ def bare_number(answer: str) -> str:
     if isinstance(text, Unreadable) or has_dots(text):
         return ""
     number, unit = take_off_unit(text)
+    number = _REMAINDER.sub(r"\1", number)
     last = last_side(number).strip()
     last = _POINT_ZERO.sub("", last.removeprefix("(").removesuffix(")").removeprefix("+"))
-    if unit == "%" or any(plain_value(part) != plain_value(last) for part in _claims(number, "")):
+    if unit == "%" or any(_worked_out(part) != plain_value(last) for part in _claims(number, "")):
         return ""
     return last

@@ -119,10 +119,10 @@ def based_number(text: str) -> tuple[str, str] | None:
     return found[1].upper(), str(_BASES.index(base) + 2) if base in _BASES else base
 
 
-def interval_of(text: str) -> str | None:
-    r"""Return an inequality in one variable, or several joined by "or", as intervals; None for anything else.
+def interval_of(text: str) -> tuple[str, str] | None:
+    r"""Return (variable, intervals) of an inequality, or of several joined by "or"; None for anything else.
 
-    `x > 3` is `(3,\infty)`; `\{x \mid x > 3\}` is read too.
+    `x > 3` is ("x", `(3,\infty)`); `\{x \mid x > 3\}` is read too.
     """
     text = text.strip()
     builder = _BUILDER.fullmatch(text)
@@ -134,12 +134,13 @@ def interval_of(text: str) -> str | None:
     intervals = [interval for _, interval in filter(None, found)]
     if None in found or len({each[0] for each in found if each is not None}) != 1:
         return None
+    name = found[0][0] if found[0] is not None else ""
     if len(both) != 2:
-        return "\\cup ".join(intervals)
+        return name, "\\cup ".join(intervals)
     below, above = sorted(intervals, key=lambda interval: interval.startswith("(-\\infty"))
     if not (below.endswith("\\infty)") and above.startswith("(-\\infty")):
         return None
-    return below.removesuffix("\\infty)") + above.removeprefix("(-\\infty,")
+    return name, below.removesuffix("\\infty)") + above.removeprefix("(-\\infty,")
 
 
 def _interval(text: str) -> tuple[str, str] | None:

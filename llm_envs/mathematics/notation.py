@@ -17,7 +17,7 @@ _SIGNS = {
     "\u2212\u2010\u2011\u2012\u2013\uff0d": "-",
     "\u00a0\u2002\u2003\u2005\u2009\u200a\u202f\u3000": " ",
     "\u200b\u200c\u200d\u2060\ufeff\u2061\u2062": "",
-    "\u00d7\u00b7\u22c5\u2219\u2217\u2022\u2715\u2a2f": "*",
+    "\u00d7\u00b7\u22c5\u2219\u2217\u2022\u2715\u2a2f\u22c6\u2605": "*",
     "\u00f7\u2044\u2215": "/",
     "\u2264": "\\leq ",
     "\u2265": "\\geq ",
@@ -47,7 +47,7 @@ _REWRITES = tuple(
     for pattern, replacement in (
         # Spaces. `\\` ends the row of a matrix.
         (r"(?<!\\)\\(?:!|negthinspace(?![A-Za-z]))\s*", ""),
-        (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)?space|nobreak)(?![A-Za-z]))|~", " "),
+        (r"(?<!\\)\\(?:[,;:> ]|(?:q?quad|enspace|(?:thin|med|thick)?space|nobreak|h?fill|hfil)(?![A-Za-z]))|~", " "),
         (r"\\(?:[hm]space\*?|[hv]?phantom)\s*\{[^{}]*\}|(?<!\\)\\\Z", " "),
         # Fonts and sizes
         (r"\{\s*\\(?:bf|rm|it|sf|tt)\s+([A-Za-z]{2}[^{}]*)\}", r"\\text{\1}"),
@@ -71,6 +71,10 @@ _REWRITES = tuple(
         (r"(?<=\\\\)\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", " "),
         (r"\\(?:checkmark|qed|blacksquare)(?![A-Za-z])", ""),
         # Signs
+        (r"\\text\w*\s*\{\s*pi\s*\}", r"\\pi "),
+        (r"\\log\s*_\s*(?:e(?![A-Za-z])|\{\s*e\s*\})", r"\\ln "),
+        (r"(\\sqrt\s*\[\w+\])\s*(\w)", r"\1{\2}"),
+        (r"\\(?:Bbb|mathbb|mathbf)\s*\{?\s*([RZQNC])\s*\}?(?![A-Za-z])", r"\\mathbb{\1}"),
         (r"\\textdollar(?![A-Za-z])", r"\\$"),
         (r"\\(?:pounds|textsterling)(?![A-Za-z])", "\u00a3"),
         (r"\A\s*\\(?:therefore|implies|(?:Long)?[Rr]ightarrow)(?![A-Za-z])", ""),

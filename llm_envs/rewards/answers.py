@@ -120,7 +120,7 @@ _OPERATORS = {
     "a sum": r"(?<=[\w)}\]])\s*(?:\+|-|\u2212|\\pm|\\sum)|\\sum",
     "a product": r"(?<!\*)\*(?!\*)|\\(?:times|cdotp?|bullet|prod|ast|star)(?![A-Za-z])"
     rf"|(?<=[\d)}}%\]])\s*{_BRACKETED}|{_BRACKETED}\s*(?=\d|\{{1\}}|\\(?:frac|sqrt))"
-    r"|(?<![\w}\])^])\{[\d.]+\}\s*\{[\d.]+\}|\\sqrt\{\d+\}\s*\\sqrt",
+    r"|(?<=\d)\s*\u2218\s*(?=\d)|(?<![\w}\])^])\{[\d.]+\}\s*\{[\d.]+\}|\\sqrt\{\d+\}\s*\\sqrt",
     "a power": r"\^|\*\*",
     "a root": r"√|sqrt",
     "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div(?![A-Za-z]))|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
@@ -130,6 +130,7 @@ _OPERATORS = {
     "rounding": r"\\[lr](?:floor|ceil)",
     "a factorial": r"!",
 }
+_INDEX = re.compile(r"_(?:\w|\{\w+\})|(?<=sqrt)\s*\[\w+\]")
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
 _PLAIN_POWER = re.compile(r"(?<![\w.}\)])(\d{1,30})\s*\^\s*(?:\d|\{\s*\d{1,3}\s*\})(?![\w({])")
 _FRACTION = re.compile(
@@ -175,7 +176,7 @@ def _operations(text: str, target: str, lowest_terms: bool) -> set[str]:
     text = text if "=" in target else last_side(text)  # the sides before it must have the same value
     found: set[str] = set()
     for part in list_items(_DEGREE_SIGN.sub("", _RELATION.sub(",", text))):
-        item, _ = take_off_unit(part)  # 90^\circ and 5 cm^2 have no power
+        item, _ = take_off_unit(_INDEX.sub("", part))  # 90^\circ and 5 cm^2 have no power
         item = _FRACTION.sub(_lowest_terms if lowest_terms else _proper, _SCIENTIFIC.sub("", item))
         item = item if lowest_terms else _PLAIN_POWER.sub("1", item)
         found |= {name for name, pattern in _OPERATORS.items() if re.search(pattern, item)}

@@ -60,7 +60,8 @@ _HEDGED = (
     r"@v\quad @w", r"\pm @v", "x > @v", "@v < x", r"@v\ldots", "@v...", r"@v\dots", "@v\u2026", "x+1=@v",
     r"@v\text{ is wrong}", r"@v \pm 1", r"@v\text{ and }@w", r"@v; @w", r"\text{either }@v\text{ or }@w", r"@v? @w",
     r"@v\text{ million}", r"@v\text{ thousand}", r"@v\text{ dozen}", r"@v i", r"@v x", r"@v\text{ or so}",
-    r"@v\text{ score}", r"@v\text{ if }x>0", r"\sim @v", r"@v \lor @w", r"\le @v",
+    r"@v\text{ score}", r"@v\text{ if }x>0", r"\sim @v", r"@v\text{ tenths}", r"@v\text{ approx}", r"@v \lor @w",
+    r"\le @v",
 )  # fmt: skip
 
 
@@ -251,6 +252,16 @@ RIGHT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         r"\frac{@p}{@q}^\circ", r"\frac{@p}{@q}\,^{\circ}", "@p/@q\u00b0", r"\frac{@p}{@q}",
     )},
     "a ratio": {"ratios": ("@a:@b", "@a : @b", r"@a\colon @b", "@a{:}@b", r"@a\text{ to }@b")},
+    "a logarithm": {"names": (
+        r"\log_2(@a)", r"\log_{2}@a", r"\log_{2}{@a}", r"x = \log_2 @a", r"\log_2\,@a", r"\log_{2}\left(@a\right)",
+    )},
+    "letters": {"words": (
+        "@a, @b", r"\text{@a, @b}", r"\text{@a and @b}", "@a,@b", r"\text{@a}, \text{@b}", r"\mathrm{@a,@b}",
+    )},
+    "an inequality": {"intervals": (
+        "@a<x<@b", "(@a,@b)", r"x\in(@a,@b)", "@b>x>@a", r"@a\lt x\lt @b", r"x>@a\text{ and }x<@b", r"]@a,@b[",
+        r"\{x \mid @a < x < @b\}", r"\{x\in\mathbb{R} : @a < x < @b\}",
+    )},
     "a date": {"dates": ("@w @n", r"\text{@w }@n", r"\textbf{@w @n}", r"\text{@w @nth}", r"\mathrm{@w\ @n}")},
     "a time": {"dates": ("@n:@m p.m.", r"@n:@m\text{ p.m.}", r"\text{@n:@m pm}", r"@n{:}@m\text{ PM}")},
     "polar coordinates": {"pairs": (
@@ -278,7 +289,8 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "not worked out": (
             "@a + @rest", "@a \\cdot @b", "(@a)(@b)", "@more - @a", r"\frac{@twice}{2}", "@twice/2", "@a(@b)",
             r"@a\,\times\,@b", r"(@a)\,(@b)", r"@a\ + @rest", r"\left(@a\right)\left(@b\right)", r"{@a}({@b})",
-            r"@a \ast @b", r"\sqrt{@n^2}", r"|-@n|", r"@a[@b]", r"@a\times@b", r"@n\cdot1", "{@a}{@b}", r"(@a)@b",
+            r"@a \ast @b", r"\sqrt{@n^2}", r"|-@n|", r"@a[@b]", r"@a\times@b", r"@n\cdot1", "{@a}{@b}", "@a\u22c6@b",
+            "@a\u2218@b", r"(@a)@b",
         ),
     },
     "a negative number": {
@@ -420,6 +432,14 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "a percentage that is asked for": {"percent": (r"@up\%", "0.@n", r"@n0\%", "@up%", r"-@n\%")},
     "an angle that is asked for": {"degrees": (r"\frac{@up}{@q}^\circ", r"\frac{@p}{@q}\%", "@p/@next\u00b0")},
     "a ratio": {"values": ("@b:@a", "@a:@b:@b", "@a:@a", "@a@b", "@a.@b", r"@a:@b\text{ or }@b:@a")},
+    "a logarithm": {"values": (
+        r"\log_@a 2", r"\log @a", r"\log_2 @b", r"\log_2(@a) + 1", "@a", r"2\log_2 @a", r"\ln @a",
+    )},
+    "letters": {"values": ("@a", "@b", "@a, @c", "@a, @b, @c", r"\text{@a or @b}", "@a@b", r"\text{not @a, @b}")},
+    "an inequality": {"values": (
+        r"@a\le x<@b", "[@a,@b]", "x>@a", "x<@b", "@a<y<@b", r"x<@a\text{ or }x>@b", "(@a,@up)", r"@a<x\le@b",
+        "@b>x>@minus",
+    )},
     "a date": {"values": ("@w @up", "@n", "@w", r"\text{May }@n", "@w @n or @up", r"\text{not @w @n}")},
     "a time": {"values": ("@n:@m a.m.", "@up:@m p.m.", r"\text{@n:@m a.m. or p.m.}", "@m:@n p.m.")},
     "polar coordinates": {"values": (

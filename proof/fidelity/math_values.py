@@ -205,6 +205,20 @@ def _polar(rng: random.Random) -> Values:
     return {"target": f"\\left( {a}, \\frac{{\\pi}}{{{b}}} \\right)", "a": str(a), "b": str(b)}
 
 
+def _logarithm(rng: random.Random) -> Values:
+    a, b = rng.sample((3, 5, 6, 7, 11, 13), 2)
+    return {"target": f"\\log_2 {a}", "a": str(a), "b": str(b)}
+
+
+def _letters(rng: random.Random) -> Values:
+    a, b, c = sorted(rng.sample("ABCDE", 3))
+    return {"target": f"\\text{{{a}, {b}}}", "a": a, "b": b, "c": c}
+
+
+def _inequality(rng: random.Random) -> Values:
+    return (drawn := _two(rng)) | {"target": f"{drawn['a']} < x < {drawn['b']}"}
+
+
 def _line(rng: random.Random) -> Values:
     a, b = rng.sample(range(2, 15), 2)
     return {"target": f"y = {a}x + {b}", "a": str(a), "b": str(b)}
@@ -219,6 +233,7 @@ DRAWN: Mapping[str, Callable[[random.Random], Values]] = {
     "a set": _set, "a pair": _pair, "a ray": _ray, "an interval": _interval, "a union": _union,
     "the empty set": _empty, "a word": _word, "a choice": _letter, "a number in a base": _base, "a matrix": _matrix,
     "a ratio": _ratio, "a date": _date, "a time": _time, "polar coordinates": _polar, "a line": _line,
+    "a logarithm": _logarithm, "letters": _letters, "an inequality": _inequality,
     "a percentage that is asked for": _integer,
     "an angle that is asked for": _fraction,
 }  # fmt: skip
