@@ -110,25 +110,29 @@ def serve(connection: Any, compare: Callable[[str, str], bool]) -> None:
 
 def parts() -> dict[str, tuple[Any, str, Any]]:
     """Return the parts of our layer: (module, name, what takes its place)."""
-    from llm_envs.mathematics import answer_text, equality
+    from llm_envs.mathematics import answer_text, decisions, notation
 
     never = re.compile(r"(?!x)x")
     return {
-        "units": (equality, "take_off_unit", lambda text: (text, "")),
-        "lists": (equality, "list_items", lambda text: [text]),
-        "words": (equality, "words_of", lambda text: None),
-        "pairs and intervals": (equality, "is_interval", lambda text: False),
-        "inequalities": (equality, "interval_of", lambda text: None),
-        "a set is not a pair": (equality, "is_set", lambda text: False),
+        "units": (decisions, "take_off_unit", lambda text: (text, "")),
+        "lists": (decisions, "list_items", lambda text: [text]),
+        "words": (decisions, "words_of", lambda text: None),
+        "pairs and intervals": (decisions, "is_interval", lambda text: False),
+        "inequalities": (decisions, "interval_of", lambda text: None),
+        "a set is not a pair": (decisions, "is_set", lambda text: False),
         "prose in front": (answer_text, "_PREFIX", never),
-        "signs that are not ASCII": (answer_text, "_ASCII", {}),
+        "signs that are not ASCII": (notation, "_ASCII", {}),
         "what stands around": (answer_text, "_WRAPPERS", ()),
-        "thousands": (answer_text, "_ungrouped", lambda text: text),
+        "thousands": (answer_text, "ungrouped", lambda text: text),
         "1e3": (answer_text, "_SCIENTIFIC", never),
-        "hundredths": (equality, "_hundredth", lambda text: text),
-        "x=3, y=4": (equality, "split_assignment", lambda item: ("", item)),
-        "3 = 4 = 5": (equality, "_claims", lambda answer, target: []),
-        "the same text": (equality, "same_text", lambda answer, target: False),
+        "hundredths": (decisions, "_hundredth", lambda text: text),
+        "x=3, y=4": (decisions, "split_assignment", lambda item: ("", item)),
+        "3 = 4 = 5": (decisions, "_claims", lambda answer, target: []),
+        "the same text": (decisions, "same_text", lambda answer, target: False),
+        "one notation": (answer_text, "in_one_notation", lambda text: text),
+        "numbers in a base": (decisions, "based_number", lambda text: None),
+        "words with numbers": (decisions, "numbered_words", lambda text: None),
+        "exact and rounded": (decisions, "_may_be_near", lambda exact, rounded: False),
     }
 
 

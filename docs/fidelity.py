@@ -1,4 +1,4 @@
-"""Writes the table of `docs/results/fidelity.md` from the certificates in `proof/results/fidelity/`.
+"""Writes the tables of `docs/results/fidelity.md` from the certificates in `proof/results/fidelity/`.
 
 python docs/fidelity.py            writes it
 python docs/fidelity.py --check    prints what would change, and exits with 1 if anything would
@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "fidelity.md"
 RESULTS = ROOT / "proof" / "results" / "fidelity"
 KINDS = ("right", "wrong", "malformed", "hostile")
-PART = re.compile(r"(?<=<!-- proof fidelity -->\n).*(?=<!-- end fidelity -->)", re.DOTALL)
+FORMS = RESULTS / "forms" / "mathematics.json"
+PART = r"(?<=<!-- proof {name} -->\n).*(?=<!-- end {name} -->)"
 
 
 def lines(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -39,11 +40,31 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
             yield f"- {record['benchmark']}, {found['outputs']:,} outputs: {why}."
 
 
+def forms(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of answers to mathematics, and why the verdicts differ."""
+    yield "| task | right answers | refused: ours, math-verify | wrong answers | accepted: ours, math-verify |"
+    yield "|---|---:|---:|---:|---:|"
+    for task, counts in record["tasks"].items():
+        n_right, n_wrong = counts["right"], counts["wrong"]
+        refused = [n_right - counts[f"right, accepted{by}"] for by in ("", " by math-verify")]
+        accepted = [counts[f"wrong, accepted{by}"] for by in ("", " by math-verify")]
+        yield f"| {task} | {n_right:,} | {refused[0]}, {refused[1]} | {n_wrong:,} | {accepted[0]}, {accepted[1]} |"
+    yield ""
+    for why, n in record["differences"].items():
+        yield f"- {n:,} answers: {why}."
+
+
 def pages() -> dict[Path, str]:
     """Return the page with its generated part."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    part = "\n".join([*lines(records), ""])
-    return {PAGE: PART.sub(lambda found: part, PAGE.read_text(encoding="utf-8"))}
+    text = PAGE.read_text(encoding="utf-8")
+    for name, written_lines in (
+        ("fidelity", lines(records)),
+        ("forms", forms(json.loads(FORMS.read_text(encoding="utf-8")))),
+    ):
+        part = "\n".join([*written_lines, ""])
+        text = re.sub(PART.format(name=name), lambda found, part=part: part, text, flags=re.DOTALL)
+    return {PAGE: text}
 
 
 if __name__ == "__main__":

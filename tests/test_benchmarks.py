@@ -50,6 +50,11 @@ def write(folder, *results):
     return folder
 
 
+def test_every_part_of_the_comparison_that_is_switched_off_exists(load):
+    parts = load("mathematics").parts()
+    assert [name for name, (module, attribute, _) in parts.items() if not hasattr(module, attribute)] == []
+
+
 @pytest.mark.smoke
 def test_the_scripted_collector_is_measured_against_the_ideal(load):
     """16 episodes, 8 at once, of 50 ms: at best 0.1 s, 160 episodes/s."""

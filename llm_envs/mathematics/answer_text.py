@@ -1,4 +1,4 @@
-r"""Read the text of a mathematical answer, before any algebra: words, units, lists, inequalities.
+r"""Read the text of a mathematical answer, before any algebra: prose, words, units.
 
 All functions map texts to texts and evaluate nothing. They take texts of bounded length (`clean` refuses longer ones),
 in linear time, or in quadratic time for a few thousand characters at worst.
@@ -10,17 +10,24 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "Unreadable", "clean", "has_content", "interval_of", "is_interval", "is_set"]
-__all__ += [
+from llm_envs.mathematics.notation import in_one_notation
+
+__all__ = [
+    "MAX_CHARACTERS",
+    "MAX_DEPTH",
+    "Unreadable",
+    "clean",
+    "has_content",
+    "has_dots",
     "has_letters",
-    "list_items",
+    "listed_words",
+    "numbered_words",
     "prose_in",
     "same_text",
-    "split_assignment",
     "take_off_unit",
-    "without_element",
+    "ungrouped",
+    "words_of",
 ]
-__all__ += ["words_of"]
 
 MAX_CHARACTERS = 2_000
 """Longest answer or target that is read."""
@@ -42,24 +49,28 @@ _STYLED = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt)?|math(?:rm|bf|sf|it)|mbox|hbo
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _NO_CONTENT = re.compile(r"\\(?:text\w*|math\w+|mbox|hbox|left|right|q?quad|boxed|fbox|frac|sqrt)(?![A-Za-z])")
 _PREFIX = re.compile(
-    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution)"
-    r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*",
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution|number|total)"
+    r"(?:\s+of\s+\w[\w ]{0,40}?)?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*|there\s+(?:are|is)\s+(?=[-\d\\])",
     re.IGNORECASE,
 )
-_SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))"
-_MIXED = re.compile(rf"(?<![\d.])(\d+){_SPACE}+(\d+)\s*/\s*(\d+)(?![\d.])")
-_THOUSANDS = r"\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:\\[,!;: ]\d{3})+|(?:\{,\}\d{3})+|(?:,\\!\d{3})+)"
+_MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_THOUSANDS = r"\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:\{,\}\d{3})+)"
 _WHOLE_GROUPED = re.compile(
     rf"(?P<head>(?:[^,;=]*=)?\s*[+-]?\s*)(?P<number>{_THOUSANDS})(?P<tail>(?:\.\d+)?\D*(?:\^\{{?\d\}}?)?)"
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")
 _NAMED = re.compile(r"(?<![A-Za-z\\])(?:(pi)|infinity|infty)(?![A-Za-z])")
-_SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
-_ASCII = str.maketrans(
-    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"}
-    | {"\u2264": "\\leq ", "\u2265": "\\geq ", "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2228": "\\lor "}
-    | {"\u00b2": "^2", "\u00b3": "^3"}
+_LABEL = re.compile(
+    r"(?:(?:\\?[A-Za-z]{1,7}\s*\(\s*)?\\text\w*\s*\{[^{}=]{1,40}\}\)?(?:_(?:\w|\{\w*\}))?\s*(?:\\triangle|\\angle)?\s*[A-Z]{0,6}"
+    r"|[A-Za-z][a-z]{3,20}(?: [A-Za-z]+){0,3})\s*=(?=.*\d)"
 )
+_MONEY = re.compile(
+    r"(?P<head>[^=]*=\s*)?(?P<sign>[+-]?)\s*(?P<before>\\?\$|\u20ac|\u00a3)?\s*"
+    r"(?P<amount>[+-]?[\d.,{} ]*\d\}?)\s*(?P<after>\\?\$|\u20ac|\u00a3)?(?P<rest>[^\d=]*)"
+)
+_CURRENCIES = {"$": "dollars", "\u20ac": "euros", "\u00a3": "gbp"}
+_LISTED = re.compile(r"\s*(?:[,;]|and|or|,\s*and|,\s*or)?\s*")
+_DOTS = re.compile(r"\\[lc]?dots(?![A-Za-z])|\\dots[a-z](?![A-Za-z])|\.\.\.|\u2026")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -85,15 +96,18 @@ def clean(text: str) -> str | Unreadable:
     """Remove the delimiters and prose around a formula, or return why it is not read."""
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
-    text = "".join(character if character.isprintable() else " " for character in text.translate(_ASCII)).strip()
-    text = _unwrapped(text)
-    prefix = _PREFIX.match(text)
-    if prefix is not None and prefix.end() < len(text):
-        text = _unwrapped(text[prefix.end() :])
-    if text.startswith(("$", "\\$")) and text.count("$") == 1:
-        text = text.partition("$")[2].strip()
-        if text and not text.strip("0123456789., "):
-            text = _ungrouped(text) + " dollars"
+    text = "".join(character if character.isprintable() else " " for character in text)
+    text = _unwrapped(in_one_notation(text))
+    for _ in range(2):
+        told = _STYLED.sub(r"\1 ", text, count=1).strip() if text.startswith("\\text") else text
+        prefix = _PREFIX.match(told)
+        if prefix is not None and prefix.end() < len(told):
+            text = _unwrapped(told[prefix.end() :])
+        elif (label := _LABEL.match(text)) is not None and not _NO_UNITS & set(
+            label[0].partition("(")[0].lower().split()
+        ):
+            text = _unwrapped(text[label.end() :])
+    text = _without_dollars(_priced(text.removeprefix("=").strip()))
     if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
         return Unreadable("has more than one formula")
     depth = _depth(text)
@@ -101,16 +115,37 @@ def clean(text: str) -> str | Unreadable:
         return Unreadable("has brackets that do not match")
     if depth > MAX_DEPTH:
         return Unreadable(f"is nested {depth} deep; at most {MAX_DEPTH} levels are read")
-    text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", _SIZED.sub("", text)).strip()
-    text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _SCIENTIFIC.sub(_written_out, _ungrouped(text)))
+    text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", text).strip()
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _SCIENTIFIC.sub(_written_out, ungrouped(text)))
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has numbers of over {MAX_CHARACTERS} digits")
+    return text
+
+
+def _priced(text: str) -> str:
+    r"""Return an amount of money with the currency as a unit: "5 dollars" of `\$5`."""
+    found = _MONEY.fullmatch(text)
+    if found is None or (found["before"] is None) == (found["after"] is None):
+        return text
+    currency = _CURRENCIES[(found["before"] or found["after"])[-1]]
+    return f"{found['head'] or ''}{found['sign']}{ungrouped(found['amount'])} {currency} {found['rest']}".strip()
+
+
+def _without_dollars(text: str) -> str:
+    """Return a text with one formula in delimiters, or with a list of them, without them: "18 cm" of "$18$ cm"."""
+    for opening, closing in ((r"\$", r"\$"), (r"\\\(", r"\\\)"), (r"\\\[", r"\\\]")):
+        outside = re.split(f"{opening}(.*?){closing}", text)
+        inside = outside[1::2]
+        if len(inside) == 1 or (inside and all(map(_LISTED.fullmatch, outside[::2]))):
+            return "".join(outside).strip()
     return text
 
 
 def _unwrapped(text: str) -> str:
     for _ in range(4):
         text = text.removesuffix(".").rstrip()
+        if text[:1] + text[-1:] == "{}" and _depth(text[1:-1]) is not None:
+            text = text[1:-1].strip()
         for opening, closing in _WRAPPERS:
             if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
                 inner = text[len(opening) : -len(closing)].strip()
@@ -122,7 +157,7 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _ungrouped(text: str) -> str:
+def ungrouped(text: str) -> str:
     """Return a text that is one number, or an equation with one, without the marks between its thousands."""
     match = _WHOLE_GROUPED.fullmatch(text)
     return text if match is None else match["head"] + re.sub(r"\D", "", match["number"]) + match["tail"]
@@ -158,6 +193,11 @@ def _depth(text: str) -> int | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def has_dots(text: str) -> bool:
+    r"""Return whether a text is left unfinished: `47\ldots`, "0.33..."."""
+    return _DOTS.search(text) is not None
+
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -167,8 +207,13 @@ _FUNCTIONS = _words(
     "ceil min max gcd lcm mod det frac binom"
 )
 _CONNECTIVES = frozenset({"or", "and"})
+_LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
+_WORD_GAP = re.compile(r"\s*[,;]\s*(?:and\s+)?|\s+and\s+")
+_NUMBERED = re.compile(r"[^\W\d_]{3,} (?:[^\W_]+[ :.])*[^\W_]*\d[^\W_]*(?: [^\W_]+)*|\d{1,2}(?::\d\d)? [ap]m")
+_HALF_OF_DAY = re.compile(r"(?<=\d)\s*([ap])\.?\s?m\b")
+_ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
 _PROSE_LETTERS = 4
 """Number of adjacent letters from which they are a word, like "wrong", and not a product, like "abc"."""
 
@@ -187,18 +232,34 @@ def words_of(text: str) -> str | None:
     return " ".join(plain.casefold().split())
 
 
+def listed_words(text: str) -> list[str] | None:
+    r"""Return the parts of a list of words or letters, in lower case: "a" and "c" of `\text{A and C}`."""
+    plain = " ".join(_STYLED.sub(r" \1 ", text).casefold().split()).strip(" .!")
+    parts = [part.strip() for part in _WORD_GAP.split(plain)]
+    return parts if len(parts) > 1 and all(map(str.isalpha, parts)) else None
+
+
+def numbered_words(text: str) -> str | None:
+    r"""Return a text that begins with a word and has numbers in lower case: "june 20" of `\text{June }20th`."""
+    plain = " ".join(_STYLED.sub(r" \1 ", text).replace(",", " ").casefold().split()).strip(" .!")
+    plain = _HALF_OF_DAY.sub(r" \1m", _ORDINAL.sub("", plain))
+    return plain if _NUMBERED.fullmatch(plain) and plain.split()[0] not in _FUNCTIONS else None
+
+
 def has_letters(text: str) -> bool:
     """Return whether a formula has letters besides its commands."""
     return any(map(str.isalpha, _COMMAND.sub("", text)))
 
 
 def prose_in(text: str) -> str | None:
-    """Return a word of four letters or more in a formula, or None."""
+    """Return the longest word in a formula that is neither a product of letters nor a function, or None."""
     plain = _COMMAND.sub(" ", _STYLED.sub(r" \1 ", _NAMES.sub(" ", text)))
+    found = []
     for run in _LETTERS.findall(plain):
-        if len(run) >= _PROSE_LETTERS and run.casefold() not in _FUNCTIONS:
-            return str(run)
-    return None
+        is_word = len(run) >= _PROSE_LETTERS and not run.isupper()  # ABCD is a figure
+        if (is_word and run.casefold() not in _FUNCTIONS) or run.casefold() in _LINKS:
+            found.append(str(run))
+    return max(found, key=len, default=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -208,7 +269,7 @@ def prose_in(text: str) -> str | None:
 _SYMBOLS = _words(
     "m g s h l L A V W N J K C F cm km mm dm nm kg mg ml mL dl dL cl cL ft in yd mi lb lbs oz hr hrs min ms sec Hz kHz "
     "MHz GHz Pa kPa eV kJ kW MW mW kN kWh mph kph kmh kmph rad deg gm cc am pm yr yrs usd USD eur EUR mol "
-    "day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
+    "um old red day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
 )
 _ALIASES = {
     **dict.fromkeys(("meter", "metre", "mtr"), "m"),
@@ -242,12 +303,14 @@ _NO_UNITS = _words(
     "or and not maybe perhaps probably wait is isn isnt wrong right but then to than plus minus times mod over divided "
     "by if else otherwise true false less more least most about approximately roughly one two three four five six "
     "seven eight nine ten eleven twelve hundred thousand million billion trillion dozen half third quarter the answer "
-    "no yes nor squared cubed factorial choose where for all"
+    "no yes nor score gross lakh crore tenths hundredths thousandths halves thirds "
+    "fourths fifths eighths approx squared cubed factorial choose where for all"
 )
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
-_UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z])|\\[,;: ])\s*|\s+")
-_DEGREES = re.compile(r"(?:\s|\\[,;: ])*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\u00b0|\\degree)\s*([CF])?\s*\Z")
+_UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z]))\s*|\s+")
+_UNIT_QUOTIENT = re.compile(r"\\frac\s*\{\s*([A-Za-z]+)\s*\}\s*\{\s*([A-Za-z]+)(?:\s*\^\s*\{?\s*(\d)\s*\}?)?\s*\}")
+_DEGREES = re.compile(r"\s*\^\s*\\circ\s*(?:([CF])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})?\s*\Z")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 
 
@@ -259,26 +322,25 @@ def take_off_unit(text: str) -> tuple[str, str]:
     for pattern, unit in ((_PERCENT, "%"), (_DEGREES, "deg")):
         match = pattern.search(text)
         if match is not None and _is_amount(text[: match.start()].rpartition("=")[2]):
-            scale = match[1] if match.lastindex else ""
-            return text[: match.start()], f"{unit}{scale}"
-    plain = _STYLED.sub(r" \1", text)
+            return text[: match.start()], unit + "".join(filter(None, match.groups()))
+    plain = _UNIT_QUOTIENT.sub(_unit_quotient, _STYLED.sub(r" \1", text))
     head, equals, last = plain.rpartition("=")
     start = next((match.start() for match in re.finditer(r"\\?[^\W\d_]+", last) if match[0][0] != "\\"), None)
     if start is None or not _is_amount(last[:start]):
         return text, ""
     is_glued = last[start - 1] in "0123456789)}"
-    unit = _unit(_spaced(last[start:]), is_glued)
-    value = re.sub(rf"{_SPACE}+\Z", "", last[:start])
+    unit = _unit(last[start:].strip(), is_glued)
+    value = last[:start].rstrip()
     return (head + equals + value, unit) if unit else (text, "")
 
 
-def _spaced(unit: str) -> str:
-    return re.sub(r"~|\\[,;: ]", " ", unit).strip()
+def _unit_quotient(match: re.Match[str]) -> str:
+    return f" {match[1]}/{match[2]}{'^' + match[3] if match[3] else ''}"
 
 
 def _is_amount(value: str) -> bool:
     """Return whether a text looks like a number."""
-    value = re.sub(rf"{_SPACE}+\Z", "", value)
+    value = value.rstrip()
     plain = _COMMAND.sub("", value)
     if any(map(str.isalpha, plain)) or any(character in plain for character in "<>;|"):
         return False
@@ -335,126 +397,3 @@ def _canonical(word: str) -> str:
     if word in _SYMBOLS:
         return word
     return lower if lower in _SYMBOLS else singular
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Lists, sets, inequalities
-# ----------------------------------------------------------------------------------------------------------------------
-
-_SEPARATOR = re.compile(
-    r"[,;]|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
-)
-_STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
-_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
-_ELEMENT = re.compile(r"\\?[A-Za-z]+\s*\\in(?![A-Za-z])\s*")
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w*\}))?'*(?:\(\s*-?\w+\s*\))?")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
-_RELATION = re.compile(
-    r"(\\leq?(?:slant)?(?![A-Za-z])|<=|\\geq?(?:slant)?(?![A-Za-z])|>=|\\lt(?![A-Za-z])|<|\\gt(?![A-Za-z])|>)"
-)
-_RELATIONS = {"\\le": "<=", "<=": "<=", "\\ge": ">=", ">=": ">=", "\\lt": "<", "<": "<", "\\gt": ">", ">": ">"}
-
-
-def is_set(text: str) -> bool:
-    r"""Return whether a text is one `\{...\}` of elements."""
-    return _inside_set(text) is not None
-
-
-def is_interval(text: str) -> bool:
-    """Return whether a text begins and ends like an interval, a pair, or a union of intervals."""
-    text = text.strip()
-    return text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "[") and "," in text
-
-
-def list_items(text: str) -> list[str]:
-    r"""Return the items of a list ("3, 5", "x=3 or x=5") or of a set; a single one for anything else.
-
-    Brackets stay whole: `(1,2)` is one item. "and" and ";" part what commas may belong to ("1,000 or 2,000").
-    """
-    inside = _inside_set(text)
-    text = text if inside is None else inside
-    if _RELATION.search(text):
-        return [text]
-    found = _split(text, _STRONG)
-    parts = found if len(found) > 1 else [text]
-    return [item.strip() for part in parts for item in _split(_ungrouped(part.strip()), _SEPARATOR)]
-
-
-def _inside_set(text: str) -> str | None:
-    text = text.strip()
-    if not (text.startswith("\\{") and text.endswith("\\}")) or _BUILDER.fullmatch(text):
-        return None
-    inside = text[2:-2]
-    depth = 0
-    for character in inside:
-        depth += (character == "{") - (character == "}")
-        if depth < 0:
-            return None
-    return inside
-
-
-def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return the parts between separators that stand outside of all brackets; empty parts are left out."""
-    depths, depth = [], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        depths.append(depth)
-    parts, start = [], 0
-    for match in separator.finditer(text):
-        if (depths[match.start() - 1] if match.start() else 0) == 0:
-            parts.append(text[start : match.start()])
-            start = match.end()
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()] or [text]
-
-
-def split_assignment(item: str) -> tuple[str, str]:
-    """Return (variable, value) of "x = 3"; ("", item) for anything else. Of "x = 6/2 = 3", the value is "6/2 = 3"."""
-    parts = _EQUALS.split(item, maxsplit=1)
-    if len(parts) == 2 and _NAME.fullmatch(parts[0].strip()) and parts[1].strip():
-        return parts[0].strip(), parts[1].strip()
-    return "", item
-
-
-def without_element(text: str) -> str:
-    r"""Return the interval of `x \in (1,2)`; anything else as it is."""
-    element = _ELEMENT.match(text)
-    return text[element.end() :] if element is not None and is_interval(text[element.end() :]) else text
-
-
-def interval_of(text: str) -> str | None:
-    r"""Return an inequality in one variable, or several joined by "or", as intervals; None for anything else.
-
-    `x > 3` is `(3,\infty)`; `\{x \mid x > 3\}` is read too.
-    """
-    text = text.strip()
-    builder = _BUILDER.fullmatch(text)
-    text = text if builder is None else builder[1].strip()
-    if "and" in text or _RELATION.search(text) is None:
-        return None
-    intervals = [_interval(part) for part in _split(text, _SEPARATOR)]
-    names = {found[0] for found in intervals if found is not None}
-    if None in intervals or len(names) != 1:
-        return None
-    return "\\cup ".join(found[1] for found in intervals if found is not None)
-
-
-def _interval(text: str) -> tuple[str, str] | None:
-    """Return the variable and the interval of one inequality."""
-    parts = [part.strip() for part in _RELATION.split(text)]
-    parts[1::2] = [_RELATIONS[re.sub(r"(?<=[lg]e)q?(slant)?\Z", "", sign)] for sign in parts[1::2]]
-    turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-    if len(parts) == 3 and _NAME.fullmatch(parts[0]) and not has_letters(parts[2]):
-        parts = [parts[2], turned[parts[1]], parts[0]]
-    if len(parts) == 3 and _NAME.fullmatch(parts[2]) and not has_letters(parts[0]):
-        value, sign, name = parts
-        if sign[0] == "<":
-            return name, f"{'[' if '=' in sign else '('}{value},\\infty)"
-        return name, f"(-\\infty,{value}{']' if '=' in sign else ')'}"
-    if len(parts) == 5 and _NAME.fullmatch(parts[2]) and parts[1][0] == parts[3][0]:
-        if parts[1][0] == ">":
-            parts = [parts[4], turned[parts[3]], parts[2], turned[parts[1]], parts[0]]
-        if has_letters(parts[0] + parts[4]):
-            return None
-        return parts[2], f"{'[' if '=' in parts[1] else '('}{parts[0]},{parts[4]}{']' if '=' in parts[3] else ')'}"
-    return None

@@ -16,38 +16,17 @@ from __future__ import annotations
 
 import atexit
 import math
-import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal
 
-from llm_envs.errors import InvalidActionError, InvalidConfigError, SandboxError
-from llm_envs.mathematics.answer_text import (
-    Unreadable,
-    clean,
-    has_letters,
-    interval_of,
-    is_interval,
-    is_set,
-    list_items,
-    prose_in,
-    same_text,
-    split_assignment,
-    take_off_unit,
-    without_element,
-    words_of,
-)
-from llm_envs.mathematics.arithmetic import Number, evaluate
+from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.mathematics.decisions import Verdict, decide, plain_value
 from llm_envs.mathematics.loader import Loader as _Loader
 from llm_envs.mathematics.loader import Worker as _Worker
 from llm_envs.processes import Shared, forget_after_fork, processors
 
 __all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
-
-Verdict = Literal["equal", "different", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,7 @@ class MathChecker:
             left_s = max(left_s - seconds, 0.01)
             return verdict, reason
 
-        verdict, reason = _decide(ask, answer, target)
+        verdict, reason = decide(ask, answer, target)
         return MathComparison(verdict, reason, time.perf_counter() - started)
 
     def close(self) -> None:
@@ -194,15 +173,16 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
     r"""Compare a model's answer with the right one, by value.
 
     - The same text is always equal, except for spaces.
-    - Numbers must be exactly equal. If one of them has a decimal point, they may differ by one millionth (of the
-      larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
+    - Numbers must be exactly equal. A decimal also equals a number that rounds to it, if it is off by at most one
+      millionth (of the larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
     - An answer of several candidates ("3 or 5", "3 5", "3 = 5") does not equal one of them. Lists ("3,5", "x=3 or
       x=5", `\{3,5\}`) are equal in any order; a pair is equal to a list in the same order, and never to a set.
     - Texts of only words ("no", "cat", "north pole") are compared as text, ignoring case: never as products of
       variables. So "ab" is not "ba"; "a b" and "a*b" are formulas.
     - A unit behind a number counts only if both have one: "5 km" equals "5", and neither "5 cm" nor "5000 m".
       "10 grams" is "10 g"; quantities are not converted.
-    - A percentage equals its number and its hundredth: "50%" equals "50" and "0.5". Two of them are compared as such.
+    - A percentage equals its hundredth: "50%" is "0.5". The answer "50" equals the target "50%", too; "50%" does not
+      equal the target "50". A degree sign is a unit, except behind a fraction.
     - "x>3" equals `(3,\infty)`.
 
     Args:
@@ -226,185 +206,13 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
 
 def prepare_comparison(target: str) -> None:
     """Start loading sympy, unless the target is a plain number. Call this before the answer arrives."""
-    if _plain_value(target) is None:
+    if plain_value(target) is None:
         shared_checker().start()
 
 
 def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
     """Return whether an answer equals its target; False if that cannot be decided. See `compare_math`."""
     return bool(compare_math(answer, target, timeout_s=timeout_s))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Decisions
-# ----------------------------------------------------------------------------------------------------------------------
-
-_Decision = tuple[Verdict, str]
-_Ask = Callable[[str, str], _Decision]
-"""Has math-verify compare an answer with its target."""
-
-_SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+\d")
-_EQUALS = re.compile(r"(?<![<>!:\\])=")
-_SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)")
-
-
-def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
-    """Compare two texts as they were given."""
-    for name, text in (("target", target), ("answer", answer)):
-        if not isinstance(text, str):
-            return "undecided", f"the {name} is of type {type(text).__name__}, not text"
-    if same_text(answer, target):
-        return "equal", ""
-    texts = []
-    for name, text in (("target", target), ("answer", answer)):
-        read = clean(text)
-        if isinstance(read, Unreadable):
-            return "undecided", f"the {name} {read.why}"
-        if not read.strip("{}() "):
-            return "undecided", f"the {name} is empty"
-        texts.append(read)
-    target, answer = texts
-    if same_text(answer, target):
-        return "equal", ""
-    return _compare_words(answer, target) or _compare_formulas(ask, answer, target)
-
-
-def _compare_words(answer: str, target: str) -> _Decision | None:
-    """Compare words as text, not as the products of variables that they would be in a formula."""
-    left, right = words_of(answer), words_of(target)
-    if left is not None and right is not None:
-        return ("equal", "") if left == right else ("different", "other words")
-    if left is not None and not has_letters(target):
-        return "different", "the answer is words, the target is not"
-    if right is not None and not has_letters(answer):
-        return "different", "the target is words, the answer is not"
-    return None
-
-
-def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
-    answer, target = without_element(answer), without_element(target)
-    if is_interval(target) != is_interval(answer):
-        answer_too, target_too = interval_of(answer), interval_of(target)
-        if answer_too is not None and target_too is None:
-            answer = answer_too
-        elif target_too is not None and answer_too is None:
-            target = target_too
-    answers, targets = list_items(answer), list_items(target)
-    if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
-        return _compare_values(ask, answers[0], targets[0])
-    if len(answers) == 1 and is_interval(answers[0]) and len(targets) > 1 and not is_interval(targets[0]):
-        return _compare_tuple(ask, answers[0], targets, is_set(target))
-    if len(targets) == 1 and is_interval(targets[0]) and len(answers) > 1 and not is_interval(answers[0]):
-        return _compare_tuple(ask, targets[0], answers, is_set(answer))
-    if len(targets) == 1 < len(answers) and "\\pm" not in target and not (is_set(answer) and is_set(target)):
-        return "different", f"the answer lists {len(answers)} values"
-    return _compare_lists(ask, answers, targets)
-
-
-def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool) -> _Decision:
-    """Compare a pair, a tuple or an interval with a list: (1,2) with "1,2" or "x=1, y=2", in that order."""
-    if items_are_set:
-        return "different", "one is a set, the other a pair or an interval"
-    named = sorted(split_assignment(item) for item in items)
-    if all(name for name, _ in named):
-        items = [value for _, value in named]
-    if whole[0] + whole[-1] != "()":
-        return "different", "one is a list"
-    return ask(f"({','.join(items)})", whole)
-
-
-def _compare_lists(ask: _Ask, answers: list[str], targets: list[str]) -> _Decision:
-    """Compare lists and sets in any order; of several variables, the value of each."""
-    values: list[list[str]] = []
-    variables: list[list[str]] = []
-    units: list[list[str]] = []
-    for items in (answers, targets):
-        pairs = [split_assignment(item) for item in items]
-        names = {name for name, _ in pairs if name}
-        if len(names) > 1:
-            if len(names) < len(pairs):
-                return "undecided", "several values of several variables"
-            pairs.sort()
-        measured = [take_off_unit(value) for _, value in pairs]
-        for value, _ in measured:
-            if (word := prose_in(value)) is not None:
-                return "undecided", f"there are words in it: {word[:40]!r}"
-            for part in _claims(value, ""):
-                if ask(part, _EQUALS.split(value)[-1])[0] != "equal":
-                    return "different", f"it also says {part[:40]!r}"
-        values.append([_EQUALS.split(value)[-1] for value, _ in measured])
-        variables.append(sorted(names))
-        units.append(sorted({unit for _, unit in measured if unit}))
-    if variables[0] and variables[1] and variables[0] != variables[1]:
-        return "different", "other variables"
-    if units[0] and units[1] and units[0] != units[1]:
-        return "different", f"other units: {', '.join(units[0])} and {', '.join(units[1])}"
-    if len(variables[0]) > 1 or len(variables[1]) > 1:
-        left, right = (f"({','.join(each)})" for each in values)
-    else:
-        left, right = (f"\\{{{','.join(each)}\\}}" for each in values)
-    return ask(left, right)
-
-
-def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
-    """Compare one value with another: units, percent signs, numbers, then formulas."""
-    (answer, unit), (target, other) = take_off_unit(answer), take_off_unit(target)
-    if unit and other and unit != other:
-        if "%" not in (unit, other):
-            return "different", f"other units: {unit} and {other}"
-        return "different", "only one of them is a percentage"
-    for name, text in (("target", target), ("answer", answer)):
-        if (word := prose_in(text)) is not None:
-            return "undecided", f"the {name} has words in it: {word[:40]!r}"
-    decided = _compare_amounts(ask, answer, target)
-    if decided[0] == "different" and (unit == "%") != (other == "%"):
-        if unit == "%":
-            return _compare_amounts(ask, _hundredth(answer), target)
-        return _compare_amounts(ask, answer, _hundredth(target))
-    return decided
-
-
-def _hundredth(text: str) -> str:
-    value = text.rpartition("=")[2]
-    number = _plain_value(value)
-    return f"({value})/100" if number is not None else f"\\frac{{{value}}}{{100}}"
-
-
-def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:
-    left, right = _plain_value(target), _plain_value(answer)
-    if left is not None and right is not None:
-        return ("equal" if _are_close(left, right, "." in target or "." in answer) else "different"), ""
-    if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
-        return "different", "the answer has several numbers"
-    for part in _claims(answer, target):
-        verdict, reason = ask(part, target.rpartition("=")[2])
-        if verdict != "equal":
-            return "different", reason or f"the answer also says {part[:40]!r}"
-    return ask(answer, target)
-
-
-def _plain_value(text: str) -> Number | None:
-    """Return the value of plain arithmetic, or None for anything else."""
-    try:
-        return evaluate(text)
-    except InvalidActionError:
-        return None
-
-
-def _are_close(left: Number, right: Number, is_decimal: bool) -> bool:
-    if left == right:
-        return True
-    if not is_decimal:
-        return False
-    first, second = Fraction(left), Fraction(right)
-    return abs(first - second) <= min(max(abs(first), abs(second)), Fraction(1)) / 1_000_000
-
-
-def _claims(answer: str, target: str) -> list[str]:
-    """Return the parts of "3 = 4 = 5" before the last that have to be equal to it: each part with a number in it."""
-    parts = _EQUALS.split(answer)
-    first = 1 if "=" in target else 0
-    return [part for part in parts[first:-1] if any(map(str.isdigit, _SUBSCRIPT.sub("", part)))]
 
 
 def _make_shared() -> MathChecker:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import re
 import resource
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import Any
 
 MAX_MEMORY = 1 << 30
@@ -42,6 +44,7 @@ _WARM_UP = (
 )
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_DECIMALS = re.compile(r"\.([0-9]+)")
 _REFUSED: tuple[str, ...] = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.kill", "os.remove")
 _REFUSED += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "subprocess.", "socket.", "ctypes.", "pty.")
 _REFUSED += ("shutil.", "webbrowser.", "urllib.")
@@ -91,7 +94,8 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         parsed.append(expression)
     target, answer = parsed
     equal = bool(verify([target], [answer], float_rounding=FLOAT_DIGITS, timeout_seconds=None))
-    return {"equal": equal and not is_rounded_away(target, answer), "reason": ""}
+    decimals = decimals_of(request["target"], request["answer"])
+    return {"equal": equal and not is_rounded_away(target, answer, decimals), "reason": ""}
 
 
 def read(text: str) -> Any:
@@ -103,16 +107,36 @@ def read(text: str) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def is_rounded_away(target: Any, answer: Any) -> bool:
-    """Return whether two numbers are equal only because both round to the same decimals: 0.0000001 is not 0."""
+def decimals_of(*texts: str) -> int | None:
+    """Return to how many decimals numbers in some texts are rounded; None without a decimal. Short ones are exact."""
+    found = [max(map(len, decimals)) for decimals in map(_DECIMALS.findall, texts) if decimals]
+    return min((n for n in found if n >= FLOAT_DIGITS), default=max(found, default=None))
+
+
+def is_rounded_away(target: Any, answer: Any, decimals: int | None) -> bool:
+    """Return whether numbers are equal only because both round to the same decimals: 0.0000001 is not 0."""
     try:
-        if not (target.is_number and answer.is_number):
-            return False
-        left, right = complex(target.evalf(20)), complex(answer.evalf(20))
-        percent = {abs(left - right), abs(left - right * 100), abs(left * 100 - right)}
-        return min(percent) > 1e-6 * min(1.0, max(abs(left), abs(right)))
+        lefts, rights = numbers_in(target), numbers_in(answer)
+        return len(lefts) == len(rights) and any(map(partial(is_too_far, decimals), lefts, rights))
     except Exception:  # not numbers after all: verify has compared them in another way
         return False
+
+
+def numbers_in(expression: Any) -> list[complex]:
+    """Return a number, or the numbers of a tuple, a set or an interval in their order."""
+    if expression.is_number:
+        return [complex(expression.evalf(20))] if expression.is_finite is not False else []
+    if type(expression).__name__ not in ("FiniteSet", "Interval", "Tuple", "Union"):
+        return []
+    found = [number for part in expression.args if not part.is_Boolean for number in numbers_in(part)]
+    return sorted(found, key=lambda number: (number.real, number.imag))
+
+
+def is_too_far(decimals: int | None, left: complex, right: complex) -> bool:
+    """Return whether two numbers, or their hundredths, differ by more than the rounding to some decimals."""
+    difference = min(abs(left - right), abs(left - right * 100), abs(left * 100 - right))
+    rounding = math.inf if decimals is None else 0.5 * 10.0**-decimals + 1e-13
+    return difference > min(1e-6 * min(1.0, max(abs(left), abs(right))), rounding)
 
 
 def load() -> None:

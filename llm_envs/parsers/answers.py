@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from llm_envs.parsers.reply import MOST_REPEATS, REPEATED, Draft, ParsedReply, Parser, printable
+from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
 from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, without_end_of_turn
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
 _NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
 _ANSWER_TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)[ \t]*\{|\\.|[{}]", re.DOTALL)
+_NEW_SENTENCE = re.compile(r"(?:[.!?](?:[$)*]|\\[)\]])*\s|\n).*?[^\W\d_]{2}", re.DOTALL)
+_HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|alternatively)\b", re.IGNORECASE)
 _THINKING_ALONE = ReplyGrammar(answer_tag=None)
 
 
@@ -114,19 +116,24 @@ def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text
 
 
 def parse_boxed(text: str) -> ParsedReply:
-    r"""Parse a reply with its answer in `\boxed{...}` outside thinking; several boxes must have the same content."""
+    r"""Parse a reply with its answer in `\boxed{...}` outside thinking.
+
+    Of boxes with different contents the last one counts, if it stands in a later sentence than the others: they hold
+    results on the way. "`\boxed{3}` or `\boxed{5}`" has two answers.
+    """
     reply = split_thinking(text)
     if reply.problems:
         return reply
     boxes, is_open = boxes_in(reply.content)
     if is_open:
         return _refuse(reply, "\\boxed{ is not closed by }")
-    contents = {reply.content[start:end].strip() for start, end in boxes}
-    if len(contents) > 1 or len(boxes) > MOST_REPEATS:
-        return _refuse(reply, "there are two answers; give one" if len(contents) > 1 else REPEATED)
     if not boxes:
         return reply
-    answer = contents.pop()
+    answer = reply.content[slice(*boxes[-1])].strip()
+    others = [end for start, end in boxes if reply.content[start:end].strip() != answer]
+    between = reply.content[others[-1] : boxes[-1][0]] if others else ""
+    if others and (_HEDGE.search(between) is not None or _NEW_SENTENCE.search(between) is None):
+        return _refuse(reply, "there are two answers; give one")
     return reply._replace(answer=answer) if answer else _refuse(reply, "the answer is empty")
 
 

@@ -113,26 +113,34 @@ def numeric_match(answer: str, target: float | str, *, rel_tol: float = 0.0, abs
     return float(abs(value - wanted) <= tolerance)
 
 
-_DEGREE_SIGN = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+_DEGREE_SIGN = re.compile(r"\^\s*\\circ")
+_RELATION = re.compile(r"\\(?:[lg](?:t|eq?|eqslant)|neq?|in|cup|cap|land|quad|mid)(?![A-Za-z])|[<>]=?")
+_BRACKETED = r"[(\[](?:[^()\[\]A-Za-z,\\]|\\(?:frac|sqrt)(?![A-Za-z]))+[)\]]"
 _OPERATORS = {
     "a sum": r"(?<=[\w)}\]])\s*(?:\+|-|\u2212|\\pm|\\sum)|\\sum",
-    "a product": r"(?<!\*)\*(?!\*)|\u00d7|\u00b7|\\(?:times|cdot|prod|ast|star)\b",
+    "a product": r"(?<!\*)\*(?!\*)|\\(?:times|cdotp?|bullet|prod|ast|star)(?![A-Za-z])"
+    rf"|(?<=[\d)}}%\]])\s*{_BRACKETED}|{_BRACKETED}\s*(?=\d|\{{1\}}|\\(?:frac|sqrt))"
+    r"|(?<=\d)\s*\u2218\s*(?=\d)|(?<![\w}\])^])\{[\d.]+\}\s*\{[\d.]+\}|\\sqrt\{\d+\}\s*\\sqrt",
     "a power": r"\^|\*\*",
     "a root": r"√|sqrt",
-    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div\b)|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
+    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div(?![A-Za-z]))|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
     "a function": r"\\?(?:log|ln|exp|sin|cos|tan|arc\w+|int|lim|[dt]?binom|choose|mod|bmod|gcd|lcm|max|min|det|Gamma)"
     r"(?![A-Za-z])|\\operatorname|matrix\}",
     "an absolute value": r"\|[^|]+\||\\[lr]?[vV]ert",
     "rounding": r"\\[lr](?:floor|ceil)",
     "a factorial": r"!",
 }
-_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
+_INDEX = re.compile(r"_(?:\w|\{\w+\})|(?<=sqrt)\s*\[\w+\]")
+_SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
+_PLAIN_POWER = re.compile(r"(?<![\w.}\)])(\d{1,30})\s*\^\s*(?:\d|\{\s*\d{1,3}\s*\})(?![\w({])")
 _FRACTION = re.compile(
-    r"\\[dtc]?frac\{\s*(\d{1,30})\s*\}\{\s*(\d{1,30})\s*\}|(?<![\d.])(\d{1,30})\s*/\s*(\d{1,30})(?![\d.])"
+    r"\\frac\{\s*(-?\s*\d{1,30})\s*\}\{\s*(-?\s*\d{1,30})\s*\}|(?<![\d.])(\d{1,30})\s*/\s*(\d{1,30})(?![\d.])"
 )
 
 
-def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: float = 2.0) -> float:
+def math_match(
+    answer: str, target: str, *, final_form: bool = True, lowest_terms: bool = True, timeout_s: float = 2.0
+) -> float:
     r"""Return 1.0 if two mathematical answers are equal (`llm_envs.mathematics.math_equal`), else 0.0.
 
     Values are compared, so "37*24" equals "888", and an answer that repeats its question would be right. With
@@ -144,6 +152,7 @@ def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: 
         answer: The answer to judge.
         target: The right answer.
         final_form: Reject an answer that is not fully evaluated.
+        lowest_terms: Reject `\frac{6}{8}` and `10^4`, too, unless the target has a quotient or a power.
         timeout_s: Time limit; on a timeout the answers count as different.
 
     Raises:
@@ -151,23 +160,43 @@ def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: 
     """
     from llm_envs.mathematics.equality import math_equal
 
-    if final_form and not _operations(answer) <= _operations(target):
+    if final_form and not _operations(answer, target, lowest_terms) <= _operations(target, target, True):
         return 0.0
     return float(math_equal(answer, target, timeout_s=timeout_s))
 
 
-def _operations(text: str) -> set[str]:
-    from llm_envs.mathematics.answer_text import take_off_unit
+def _operations(text: str, target: str, lowest_terms: bool) -> set[str]:
+    from llm_envs.mathematics.answer_text import clean, take_off_unit
+    from llm_envs.mathematics.lists import list_items
+    from llm_envs.mathematics.notation import in_one_notation, last_side
 
-    text, _ = take_off_unit(_DEGREE_SIGN.sub("", text[:MAX_CHARACTERS]))  # 90^\circ and 5 cm^2 have no power
-    text = _FRACTION.sub(_lowest_terms, _SCIENTIFIC.sub("", text))
-    return {name for name, pattern in _OPERATORS.items() if re.search(pattern, text)}
+    text = text[:MAX_CHARACTERS]
+    read = clean(text)
+    text = read if isinstance(read, str) else in_one_notation(text)
+    text = text if "=" in target else last_side(text)  # the sides before it must have the same value
+    found: set[str] = set()
+    for part in list_items(_DEGREE_SIGN.sub("", _RELATION.sub(",", text))):
+        item, _ = take_off_unit(_INDEX.sub("", part))  # 90^\circ and 5 cm^2 have no power
+        item = _FRACTION.sub(_lowest_terms if lowest_terms else _proper, _SCIENTIFIC.sub("", item))
+        item = item if lowest_terms else _PLAIN_POWER.sub("1", item)
+        found |= {name for name, pattern in _OPERATORS.items() if re.search(pattern, item)}
+    return found
+
+
+def _parts(match: re.Match[str]) -> tuple[int, int]:
+    above, below = (abs(int(group.replace(" ", ""))) for group in match.groups() if group is not None)
+    return above, below
 
 
 def _lowest_terms(match: re.Match[str]) -> str:
-    above, below = (int(group) for group in match.groups() if group is not None)
+    above, below = _parts(match)
     is_lowest = below > 1 and Fraction(above, below).denominator == below
-    return "1" if is_lowest else match.group()
+    return "{1}" if is_lowest else match.group()
+
+
+def _proper(match: re.Match[str]) -> str:
+    above, below = _parts(match)
+    return "{1}" if below and above % below else match.group()
 
 
 def regex_match(text: str, pattern: str | re.Pattern[str]) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.mathematics.decisions import bare_number
 from llm_envs.parsers import ParsedReply, extract_boxed, parse_boxed
 from llm_envs.parsers.answers import split_thinking
 from llm_envs.tasks.benchmarks.published import Layout, PublishedEnv, require_texts
@@ -188,7 +189,7 @@ class MATH500Env(_BoxedEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the values."""
-        return has_value(answer, self.problem["answer"])
+        return has_value(answer, self.problem["answer"], self.problem["question"], lowest_terms=False)
 
 
 class AIMEEnv(_BoxedEnv):
@@ -242,9 +243,10 @@ class AIMEEnv(_BoxedEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the numbers."""
-        if _AIME.fullmatch(answer) is None:
+        number = bare_number(answer)
+        if _AIME.fullmatch(number) is None:
             raise InvalidActionError("the answer is not a whole number from 0 to 999")
-        return int(answer) == int(self.problem["answer"])
+        return int(number) == int(self.problem["answer"])
 
 
 def _unmarked(number: str) -> str:

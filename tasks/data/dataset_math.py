@@ -6,13 +6,14 @@ import importlib.util
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv, split_of
 from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.mathematics.equality import prepare_comparison
+from llm_envs.mathematics.lists import based_number
 from llm_envs.parsers import extract_boxed, without_unit
 from llm_envs.rewards import math_match, parse_number
 from llm_envs.sources.prompts import PROMPT, load_prompts
@@ -28,6 +29,14 @@ _LONGEST = 500
 """Characters of an answer: longer ones are wrong, and are not compared."""
 
 _DENIAL = re.compile(r"\b(?:not|no|never|neither|wrong|false)\b", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(?:\\?%|\bpercent(?:age)?\b)")
+_BASE = re.compile(r"\b(?:base|binary|octal|hexadecimal)\b", re.IGNORECASE)
+_UNIT = re.compile(r"[^\W\d_]{2}|^\\?[$\u20ac\u00a3]")
+_ASKED_UNITS = (
+    (re.compile(r"\b(?:what|which|how many|as a|in|the|by) percent", re.IGNORECASE), _PERCENT),
+    (re.compile(r"\bdegrees?\b|\bangle|\\circ", re.IGNORECASE), re.compile(r"\s*\^\s*\\circ\s*\Z")),
+)
+"""Questions that ask for a unit, and the sign of the unit in an answer."""
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 _SUM_OF_ALL = "Solve all of these problems, and add up their results. What is the sum?"
 
@@ -170,11 +179,18 @@ class DatasetMathEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the values."""
-        return has_value(answer, self.problem["answer"])
+        return has_value(answer, self.problem["answer"], self.problem["question"])
 
 
-def has_value(answer: str, target: str) -> bool:
-    """Return whether an answer has the value of the right one.
+def has_value(answer: str, target: str, question: str = "", *, lowest_terms: bool = True) -> bool:
+    r"""Return whether an answer has the value of the right one.
+
+    Args:
+        answer: The answer.
+        target: The right one.
+        question: The problem: where it asks for percent or degrees, an answer may have the sign; where it names the
+            base, an answer may leave it out.
+        lowest_terms: Whether `\frac{6}{8}` and `10^4` are not worked out.
 
     Raises:
         InvalidActionError: If the answer is a sentence, or denied.
@@ -183,13 +199,18 @@ def has_value(answer: str, target: str) -> bool:
         raise InvalidActionError("the answer is denied; give only the result")
     if len(answer) > _LONGEST:
         return False
-    text = as_latex(answer, target)
-    if answer.split() == target.split() or math_match(text, target) == 1.0:
+    text = as_latex(answer)
+    for asked, sign in _ASKED_UNITS:
+        text = sign.sub("", text) if asked.search(question) and not sign.search(target) else text
+    if _BASE.search(question) and (based := based_number(target)) is not None and text.isalnum():
+        text = f"{text}_{based[1]}"
+    match = partial(math_match, target=target, lowest_terms=lowest_terms)
+    if answer.split() == target.split() or match(text) == 1.0:
         return True
     if is_sentence(answer):
         raise InvalidActionError("the answer has the words of a sentence; give only the result")
-    bare = without_unit(text)
-    return bare != text and parse_number(target) is not None and math_match(bare, target) == 1.0
+    bare = without_unit(text) if _UNIT.search(text) and not _PERCENT.search(text) else text
+    return bare != text and parse_number(target) is not None and match(bare) == 1.0
 
 
 def final_answer(text: str) -> str:

@@ -8,17 +8,19 @@ import yaml
 
 from llm_envs.parsers import format_answer
 
+ENTRIES = yaml.safe_load(Path(__file__).with_name("answer_forms.yaml").read_text(encoding="utf-8"))
 ROWS = [
-    pytest.param(entry["task"], entry["problem"], form, answer, paid, id=f"{entry['task']} {form}: {answer[:40]!r}")
-    for entry in yaml.safe_load(Path(__file__).with_name("answer_forms.yaml").read_text(encoding="utf-8"))
-    for form in ("tags", "prose")
+    pytest.param(entry, form, answer, paid, id=f"{entry['task']} {form}: {answer[:40]!r}")
+    for entry in ENTRIES
+    for form in ("tags", "prose", "reply")
     for paid, answers in entry.get(form, {}).items()
     for answer in answers
 ]
 
 
-@pytest.mark.parametrize(("task", "problem", "form", "answer", "paid"), ROWS)
-def test_an_answer_is_paid_as_its_row_says(task, problem, form, answer, paid):
-    env = gym.make(f"llm/{task}-v0", answer_form="natural" if form == "prose" else None)
-    env.reset(seed=0, options={"problem": problem})
-    assert env.step(answer if form == "prose" else format_answer(answer))[1] == pytest.approx(paid)
+@pytest.mark.parametrize(("entry", "form", "answer", "paid"), ROWS)
+def test_an_answer_is_paid_as_its_row_says(entry, form, answer, paid):
+    arguments = entry.get("arguments", {"answer_form": "natural" if form == "prose" else None})
+    env = gym.make(f"llm/{entry['task']}-v0", **arguments)
+    env.reset(seed=0, options={"problem": entry["problem"]})
+    assert env.step(format_answer(answer) if form == "tags" else answer)[1] == pytest.approx(paid)
