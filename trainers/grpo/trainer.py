@@ -104,7 +104,8 @@ __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 class EnvGRPOTrainer(EpisodeTrainer):
     """Train a language model by GRPO on an environment.
 
-    The path from episode to loss is in three files: this one, `bridge/batches.py` and `functional/algorithm.py`.
+    The path from episode to loss is in four files: this one, `bridge/batches.py`, `bridge/advantages.py` and
+    `functional/algorithm.py`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
