@@ -303,7 +303,7 @@ def make_repeatable(seed: int, clock: int) -> None:
         seed_with(self, draw_seed(64) if a is None else a, version)
 
     random.Random.seed = seeded  # type: ignore[method-assign]
-    random.seed = random._inst.seed  # type: ignore[attr-defined]
+    random.seed = random._inst.seed
     random.seed(seed)
 
     monotonic = time.monotonic
