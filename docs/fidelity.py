@@ -42,13 +42,14 @@ def lines(records: list[dict[str, Any]]) -> Iterator[str]:
 
 def forms(record: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table of answers to mathematics, and why the verdicts differ."""
-    yield "| task | right answers | refused: ours, math-verify | wrong answers | accepted: ours, math-verify |"
-    yield "|---|---:|---:|---:|---:|"
+    yield "| task | right answers | refused | by math-verify | wrong answers | accepted | by math-verify |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
     for task, counts in record["tasks"].items():
         n_right, n_wrong = counts["right"], counts["wrong"]
         refused = [n_right - counts[f"right, accepted{by}"] for by in ("", " by math-verify")]
         accepted = [counts[f"wrong, accepted{by}"] for by in ("", " by math-verify")]
-        yield f"| {task} | {n_right:,} | {refused[0]}, {refused[1]} | {n_wrong:,} | {accepted[0]}, {accepted[1]} |"
+        cells = (n_right, *refused, n_wrong, *accepted)
+        yield f"| {task} | {' | '.join(f'{cell:,}' for cell in cells)} |"
     yield ""
     for why, n in record["differences"].items():
         yield f"- {n:,} answers: {why}."

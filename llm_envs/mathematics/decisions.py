@@ -89,7 +89,7 @@ def decide(ask: Ask, answer: str, target: str) -> Decision:
 
 
 def _may_be_near(exact: str, rounded: str) -> bool:
-    """Return whether an exact value may round to another, by up to a tenth; True if one of them is no plain number."""
+    """Return whether an exact value may round to another, by up to a tenth; True unless both are plain numbers."""
     rounded, unit = take_off_unit(rounded)
     texts = last_side(exact), _hundredth(rounded) if unit == "%" else rounded
     left, right = map(_worked_out, texts)
@@ -107,7 +107,9 @@ def _compare_words(answer: str, target: str) -> Decision | None:
         if (listed := listed_words(answer)) is not None and listed == listed_words(target):
             return "equal", ""
         left, right = numbered_words(answer), numbered_words(target)
-        return ("equal", "") if left is not None and left == right else None
+        if left is None or right is None:
+            return None
+        return ("equal", "") if left == right else ("different", "other words")
     if left is not None and right is not None:
         return ("equal", "") if left == right else ("different", "other words")
     if left is not None and not has_letters(target):
@@ -197,7 +199,7 @@ def _compare_lists(ask: Ask, answers: list[str], targets: list[str]) -> Decision
                 return "undecided", f"there are words in it: {word[:40]!r}"
             for part in _claims(value, ""):
                 if ask(part, last_side(value))[0] != "equal":
-                    return "different", f"it also says {part[:40]!r}"
+                    return "different", f"it also contains {part[:40]!r}"
         values.append([last_side(value) for value, _ in measured])
         variables.append(sorted(names))
         units.append(sorted({unit for _, unit in measured if unit}))
@@ -250,7 +252,7 @@ def _compare_amounts(ask: Ask, answer: str, target: str) -> Decision:
     for part in _claims(answer, target):
         verdict, reason = ask(part, last_side(target))
         if verdict != "equal":
-            return "different", reason or f"the answer also says {part[:40]!r}"
+            return "different", reason or f"the answer also contains {part[:40]!r}"
     return ask(answer if "=" in target else last_side(answer), target)
 
 

@@ -1,8 +1,8 @@
 """A limit of time for functions of the user: rewards, shaping, filters, selectors, contexts, advantages.
 
 In the main thread the function runs where it always ran, and the alarm signal interrupts it: loops, sleeps, sockets and
-regular expressions. In another thread, which no signal reaches, it runs in a daemon thread that is left behind. What an
-asynchronous function returns is cancelled.
+regular expressions. In another thread, which no signal reaches, it runs in a daemon thread that is left behind. An
+asynchronous function is cancelled.
 
 Code that neither ends (a library that ignores signals and holds Python's lock) is ended with its process, `GRACE_S`
 later, and Python prints where it was.
@@ -43,7 +43,7 @@ def limited(function: F, limit_s: float | None, what: str) -> F:
     """Return a function whose calls, and those of its `score_batch`, may take `limit_s` seconds; None: any time.
 
     Args:
-        function: Takes a trajectory, a group, several trajectories or messages. What is no function is returned as is.
+        function: Takes a trajectory, a group, several trajectories or messages. Anything else is returned unchanged.
         limit_s: Seconds.
         what: Kind and name of the function, for the error.
 

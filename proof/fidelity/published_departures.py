@@ -105,12 +105,12 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
     ),
     "MATH500": (
         THINKING,
-        Departure("an answer must be worked out: lowest terms, no operation beyond the published one's", False,
+        Departure("an answer must be worked out: no operation beyond the published one's", False,
                   lambda form, output: form in map(pair, NOT_WORKED_OUT)),
-        Departure("a ratio and an approximation are not the value", False,
+        Departure("a ratio, an approximation and digits without their base are not the value", False,
                   lambda form, output: form in map(pair, LOOSE)),
-        Departure("an inequality is its interval, and a full stop or comma at the end does not count", True,
-                  lambda form, output: form in map(pair, READ)),
+        Departure("an inequality is its interval, a repeating decimal its fraction, and a full stop or comma at the "
+                  "end does not count", True, lambda form, output: form in map(pair, READ)),
         Departure("a box that is not closed is broken", False,
                   lambda form, output: output.count("{") != output.count("}")),
         Departure("two answers are none; math-verify may take the first", False,
@@ -126,7 +126,7 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
     "AIME": (
         THINKING,
         _NO_BOX,
-        Departure("the box has one to three digits and nothing else; math-verify picks a number out of other text",
+        Departure("all of the box is the number, perhaps with a unit; math-verify picks one out of other text",
                   False, lambda form, output: re.search(r"\\boxed\{[0-9]{1,3}\}", output) is None),
     ),
     "HumanEval": (

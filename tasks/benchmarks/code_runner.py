@@ -109,7 +109,7 @@ def decode(literal: Any, known: Callable[[int], Any]) -> Any:
         numpy: Any = importlib.import_module("numpy")
         name, number = parts
         if NUMBERS.fullmatch(name) is None:
-            raise TypeError(f"{name} is no type of numbers")
+            raise TypeError(f"{name} is not a type of numbers")
         return numpy.array(decode(number, known), name)[()]
     return SERIES[kind](decode(item, known) for item in parts[0])
 

@@ -111,7 +111,7 @@ def read_number(text: str) -> str:
     bold, `x =` and a reason do not matter.
 
     Raises:
-        InvalidActionError: If there is no number, or not one.
+        InvalidActionError: If there is not exactly one number.
     """
     return _stated(text, _number_of, bare=_number_of, marks=(_MARKED, _STATED))
 
@@ -124,7 +124,7 @@ def read_letter(text: str, choices: Sequence[str] = ()) -> str:
         choices: The texts of A, B, ...: behind a letter its own does not matter, and another one contradicts it.
 
     Raises:
-        InvalidActionError: If there is no letter, or not one.
+        InvalidActionError: If there is not exactly one letter.
     """
     return _stated(
         text, lambda said: _letter_of(said, choices), bare=lambda line: _letter_of(line, choices, is_all=True)
@@ -181,9 +181,9 @@ def _stated(text: str, read: Read, bare: Read | None = None, marks: Sequence[re.
 
     Args:
         text: The reply.
-        read: What is stated -> the answer; None for something else, "" for an answer that is doubted.
+        read: A statement -> its answer; None for something else, "" for an answer that is doubted.
         bare: Reads a line that is nothing but an answer: it may not contradict what is stated.
-        marks: What stands before an answer.
+        marks: The words before an answer.
     """
     text = text[:_MOST_CHARACTERS].strip()
     places, is_broken = _places(text, marks)

@@ -82,9 +82,9 @@ class HumanEvalEnv(_ProgramEnv):
 
     ## Reward
     `correct` (weight 1): 1 if `check` of the row's `test` passes, within 3 s. Program and tests run in two CPython
-    sandboxes (Linux), so a program that ends the interpreter, changes its tests or returns an object that is equal to
-    everything fails; in the official harness such a program may pass. `malformed` (weight -0.1): 1 for a reply without
-    code, with two blocks that define the function, or with broken tags.
+    sandboxes (Linux), which have NumPy, so a program that ends the interpreter, changes its tests or returns an object
+    that is equal to everything fails; in the official harness such a program may pass. `malformed` (weight -0.1): 1 for
+    a reply without code, with two blocks that define the function, or with broken tags.
 
     ## Episode End
     Terminates after one reply.

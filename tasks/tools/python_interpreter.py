@@ -29,8 +29,8 @@ class PythonInterpreterEnv(ToolEnv):
     correct the program when it fails.
 
     ## Observation
-    First the question. After a call what the code printed and the value of its last expression, or a traceback. After a
-    malformed reply a readable error.
+    First the question. After a call what the code printed and the value of its last expression, or a traceback; the
+    sandbox's clock stands and its chance is seeded, so episodes repeat. After a malformed reply a readable error.
 
     ## Action
     A call of the tool `python`, at most four in a reply, or the final answer, `<answer>1234</answer>`.

@@ -116,10 +116,14 @@ def test_sort_records_says_all_it_wants():
     assert text.splitlines()[-4:] == [
         "Take the records that are in exactly one of the two tables.",
         "Keep only those whose age is at least 26.",
-        "Sort them by age (descending); words go by the alphabet.",
+        "Sort them by age (descending).",
         "Records that are equal in all of this stay in the order in which they stand above, first those of table A, "
         "then the others of table B.",
     ]
+    by_words = text_of("SortRecords", RECORDS | {"keys": [["age", "ascending"], ["city", "descending"]]})
+    assert "\nSort them by age (ascending), then by city (descending); words go by the alphabet.\n" in by_words
+    unsorted = text_of("SortRecords", RECORDS | {"keys": []})
+    assert "Sort" not in unsorted and "\nThey stay in the order in which they stand above" in unsorted
 
 
 @pytest.mark.parametrize(

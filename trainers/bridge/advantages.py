@@ -2,7 +2,7 @@
 
 Invariants:
 1. An `advantage_fn` sees the episodes of all processes, one row each, and the same on every process.
-2. What a turn of a branch only repeats is known, so its reward is NaN and it is not paid twice.
+2. The reward of a turn that a branch only repeats is NaN, so no turn is paid twice.
 3. A function of the user that fails or takes too long on one process fails on all.
 """
 

@@ -23,6 +23,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.files import remove_link
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
@@ -47,6 +48,7 @@ from llm_envs.trainers.bridge.learned import (
 )
 from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
+from llm_envs.trainers.bridge.ranks import function_limit
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import Normalisation
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
@@ -100,9 +102,8 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         template = training_template(self._tokenizer) if args.use_training_template else None
         codec = ChatCodec(self._tokenizer, thinking=args.thinking, chat_template=template)
         history = cast("History", args.history)
-        return make_collector(
-            self.items["train"], self._policy, codec, args, history=history, context_fn=self._context_fn
-        )
+        context_fn = limited(self._context_fn, function_limit(args), "the context_fn")
+        return make_collector(self.items["train"], self._policy, codec, args, history=history, context_fn=context_fn)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = RecordedSampler(super()._get_train_sampler(dataset))

@@ -104,7 +104,8 @@ __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 class EnvGRPOTrainer(EpisodeTrainer):
     """Train a language model by GRPO on an environment.
 
-    The path from episode to loss is in three files: this one, `bridge/batches.py` and `functional/algorithm.py`.
+    The path from episode to loss is in four files: this one, `bridge/batches.py`, `bridge/advantages.py` and
+    `functional/algorithm.py`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
@@ -179,8 +180,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             has_critic = self._kind == "ppo"
             self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
-        self._context_fn = limited(context_fn, function_limit(args), "the context_fn")
-        self._trajectory_filter = trajectory_filter
+        self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         if may_fork:
             check_forks(args.loss_type)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)

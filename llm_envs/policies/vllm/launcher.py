@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from llm_envs.data.files import open_bytes, own
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.inference.cpu import cpu_dtype, has_linear_attention, skips_compilation
 from llm_envs.policies.vllm.http import import_httpx, is_local
@@ -53,6 +52,11 @@ _SECOND_HAND = ("root cause above", "stack trace above", "stack trace (above)", 
 _LOG = logging.getLogger(__name__)
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Open a log, but write through no link of somebody else's folder, and do not wait for a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
 @dataclass(eq=False)
 class _Server:
     command: list[str]
@@ -65,7 +69,7 @@ class _Server:
     is_given_up: bool = False
 
     def start(self) -> None:
-        with open(self.log, "ab", opener=own) as log:
+        with open(self.log, "ab", opener=_no_link) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _LAUNCH, *self.command],
                 env=self.env,
@@ -286,8 +290,7 @@ def last_error(log: Path) -> str:
     After an engine's failure the log also has the server's error, which only reports that the engine failed.
     """
     try:
-        with open_bytes(log) as file:
-            text = file.read().decode(errors="replace")
+        text = log.read_text(errors="replace")
     except OSError:
         return "it wrote no log"
     lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]

@@ -68,7 +68,7 @@ WAITING = {
     "subprocess",
     "threading",
 }
-"""Modules that measure a wait with `time.monotonic`: for them it goes on."""
+"""Modules that measure a wait with `time.monotonic`: these read the real one."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -290,7 +290,7 @@ def guard(interpreter: int, lifeline: int) -> None:
 
 
 def make_repeatable(seed: int, clock: int) -> None:
-    """Make what the code reads of chance and time depend on the seed alone.
+    """Make everything that the code reads of chance and time depend on the seed.
 
     `random` and whatever asks for entropy are seeded; the clocks of `time` and `datetime` stand at `clock`, in seconds
     since 1970. This does not isolate: code that wants to can find the time, for example in `os.times`.
@@ -303,7 +303,7 @@ def make_repeatable(seed: int, clock: int) -> None:
         seed_with(self, draw_seed(64) if a is None else a, version)
 
     random.Random.seed = seeded  # type: ignore[method-assign]
-    random.seed = random._inst.seed  # type: ignore[attr-defined]
+    random.seed = random._inst.seed
     random.seed(seed)
 
     monotonic = time.monotonic

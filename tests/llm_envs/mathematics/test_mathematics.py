@@ -63,6 +63,15 @@ def checker():
         ("\\text{even}", "even"),
         ("12:30", "12:30"),
         ("50", "50%"),
+        ("\\text{June }20th", "\\text{June 20}"),
+        ("5{:}45\\text{ PM}", "\\text{5:45 p.m.}"),
+        ("A, C", "\\text{A and C}"),
+        ("2\\text{ to }1", "2:1"),
+        ("38.88\\%", "\\frac{243}{625}"),
+        ("4>x>-1", "-1 < x < 4"),
+        ("r=3,\\ \\theta=\\frac{\\pi}{2}", "(3,\\frac{\\pi}{2})"),
+        ("\\frac{5}{36}\\approx 13.9\\%", "\\frac{5}{36}"),
+        ("\\cos 60^\\circ = \\frac{1}{2}", "\\frac{1}{2}"),
     ],
 )
 def test_equal(checker, answer, target):
@@ -90,6 +99,13 @@ def test_equal(checker, answer, target):
         ("nan", "5"),
         ("five", "5"),
         ("\\emptyset", "5"),
+        ("June 21", "\\text{June 20}"),
+        ("5:45 a.m.", "\\text{5:45 p.m.}"),
+        ("2:1:1", "2:1"),
+        ("-1<y<4", "-1 < x < 4"),
+        ("[3,\\frac{\\pi}{2}]", "(3,\\frac{\\pi}{2})"),  # math-verify reads both as the empty set
+        ("27\\approx 38", "27"),
+        ("27'", "27"),
     ],
 )
 def test_different(checker, answer, target):

@@ -54,7 +54,7 @@ def test_no_log_is_written_through_a_link(tmp_path):
     group = make_servers(tmp_path, 1)
     (tmp_path / "precious").write_text("important")
     group.logs[0].symlink_to(tmp_path / "precious")
-    with pytest.raises(ModelError, match=f"link.*{group.logs[0]}"):
+    with pytest.raises(ModelError, match=str(group.logs[0])):
         group.start(120)
     group.stop()
     assert (tmp_path / "precious").read_text() == "important"

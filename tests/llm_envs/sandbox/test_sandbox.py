@@ -213,7 +213,8 @@ REPEATABLE = (
 )
 REPEATABLE_IN_CPYTHON = (
     "import uuid, secrets, os, tempfile\n[uuid.uuid4(), secrets.token_hex(), os.urandom(9), tempfile.mktemp()]",
-    "import time, timeit\n[time.ctime(), time.asctime(), __import__('datetime').datetime.today(), time.clock_gettime(0), timeit.timeit('1', number=9)]",
+    "import time, timeit\n[time.ctime(), time.asctime(), time.clock_gettime(0), timeit.timeit('1', number=9)]",
+    "import datetime\ndatetime.datetime.today()",
     "import datetime\nprint(object())\nraise ValueError(str(object()) + str(datetime.datetime.utcnow()))",
 )
 

@@ -79,7 +79,7 @@ def test_the_rows_pass_through_three_files(tiny_folder, config, algorithm):
     assert others == NOT_READ.keys()
 
 
-def test_the_documents_name_the_three_files():
+def test_the_documents_name_the_four_files():
     root = TRAINERS.parent
     page, doc = (root / "docs" / "grpo.md").read_text(), (EnvGRPOTrainer.__doc__ or "")
     intro = page.split("## Usage")[0]
