@@ -120,7 +120,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
     args: EnvDPOConfig
 
     overlong_pairs: dict[str, int]
-    """Counts of pairs longer than `args.max_length` or the model's context: `overlong`, and among them `dropped` and `cut`."""
+    """Counts of pairs longer than `args.max_length`, or the context: `overlong`, and among them `dropped` and `cut`."""
 
     def __init__(
         self,
@@ -394,7 +394,8 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
             with raise_on_all_ranks():
-                own = self._fit(pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin), self.args.overlong)
+                made = pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin)
+                own = self._fit(made, self.args.overlong)
             self.pairs += [pair for part in gather_object([own]) for pair in part]
             if self.args.steps_with(len(self.pairs)):
                 return

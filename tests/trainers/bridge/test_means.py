@@ -111,6 +111,28 @@ def test_ppo_logs_the_same_however_a_step_is_cut(tiny_folder, tmp_path):
     assert_same_numbers(*numbers, names)
 
 
+@pytest.mark.trainings
+def test_a_step_of_several_generations_logs_means_over_all_their_episodes(tiny_folder, config):
+    """Some have fewer scored episodes than others, and one entry is over two steps."""
+    args = config(
+        max_steps=2, logging_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        steps_per_generation=1, num_generations=2, learning_rate=1e-5, epsilon=0.2,
+    )  # fmt: skip
+    trainer, played = EnvGRPOTrainer(tiny_folder, HALF, args), []
+    play = trainer._player.play
+    trainer._player.play = lambda *given, **named: played.append(play(*given, **named)) or played[-1]
+    trainer.train()
+    trainer.close()
+    entry = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    scored = [[t.reward for t in generation if t.status == "ok"] for generation in played]
+    assert len(scored) == 4 and len({len(rewards) for rewards in scored}) > 1
+    mean = sum(map(sum, scored)) / sum(map(len, scored))
+    assert [entry[name] for name in ("reward", "rewards/reward/mean", "env/reward")] == pytest.approx([mean] * 3)
+    lengths = [sum(t.rows[0].mask) if t.status == "ok" else 0 for generation in played for t in generation]
+    assert entry["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert entry["completions/max_length"] == max(lengths) and entry["completions/min_length"] == min(lengths)
+
+
 @pytest.fixture(scope="module")
 def episodes(tiny_folder):
     """Episodes of one turn and of two, in groups of two."""
