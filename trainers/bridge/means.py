@@ -137,7 +137,7 @@ def weights_of_generation(
 
     Args:
         output: TRL's batch, on this process.
-        columns: By name, the rewards of this process's episodes; None or NaN where there is none.
+        columns: By name, the rewards of this process's episodes; None or NaN: not scored.
         end_ids: Ids that end a completion, for TRL.
     """
     ids_BT, mask_BT = output["completion_ids"], output["completion_mask"]

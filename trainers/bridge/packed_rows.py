@@ -76,7 +76,7 @@ def check_packing(model: Any, causal: Any, device: torch.device, *, setting: str
     finally:
         model.train(was_training)
     gap, effect = ((logits - alone).abs().mean(-1).median() for logits in (packed, mixed))
-    # Logits alone would not show it: rounding may hide what a recurrent layer carries over. The slope is exactly 0.
+    # Logits do not suffice: rounding may hide what a recurrent layer carries over. The right slope is exactly 0.
     if slope != 0 or not gap <= _MAX_MIXED * effect:
         raise ModelError(
             f"{setting}: {name} ({config._attn_implementation} attention) mixes packed rows. Behind another row, the "

@@ -24,7 +24,7 @@ from llm_envs.trainers import (
     EnvSFTTrainer,
 )
 from llm_envs.trainers.bridge.batches import two_columns
-from llm_envs.trainers.bridge.means import LogsMeans
+from llm_envs.trainers.bridge.means import LogsMeans, sampling_totals
 from llm_envs.trainers.functional.algorithm import GRPO, GSPO, PAIRWISE
 from llm_envs.types import SamplingParams
 
@@ -212,3 +212,21 @@ def test_one_token_a_row_is_no_value_of_the_row():
     assert wider["completion_ids"].tolist() == [[5, 0], [6, 0]]
     assert wider["prompt_ids"] is column and wider["advantages"].shape == (2,)
     assert two_columns(wider) == wider
+
+
+def test_what_importance_sampling_corrects_is_over_tokens():
+    """TRL has a mean of each process's mean; a token without a number from sampling counts in neither."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    output = {
+        "old_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -9.0, -9.0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.5, -2.25, torch.nan], [-1.25, -1.0, -1.0]]),
+        "importance_sampling_ratio": torch.tensor([[1.0, 2.0, torch.nan], [0.5, 7.0, 7.0]]),
+    }
+    totals = {name: [part.item() for part in parts] for name, parts in sampling_totals(output, mask).items()}
+    assert totals == {
+        "sampling/sampling_logp_difference/mean": [1.0, 3],
+        "sampling/importance_sampling_ratio/mean": [3.5, 3],
+    }
+    of_rows = output | {"importance_sampling_ratio": torch.tensor([[1.0], [0.5]])}
+    assert sampling_totals(of_rows, mask)["sampling/importance_sampling_ratio/mean"][1] == 2
+    assert sampling_totals({}, mask) == {}
