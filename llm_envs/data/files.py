@@ -58,6 +58,9 @@ def replacing(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | _EXTRA | os.O_EXCL, 0o666)
 
 
+_MODEL_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")
+
+
 def remove(path: Path) -> None:
     """Remove a folder with its contents, or a file or link if it is one. Links are not followed."""
     if path.is_dir() and not path.is_symlink():
@@ -83,17 +86,19 @@ def remove_link(path: Path, *, to_folder: bool = True) -> None:
 
 
 def remove_links(folder: Path, *, deep: bool = False) -> None:
-    """Remove links to files, hard links and pipes from a folder; see `remove_link`.
+    """Remove links, hard links and pipes from a folder in which a model is to be saved; see `remove_link`.
 
     Args:
         folder: The folder, which need not exist.
-        deep: Also remove those in its subfolders, links to folders, and `folder` itself if it is a link.
+        deep: Remove all, also in its subfolders, and `folder` itself if it is a link. Otherwise those that have the
+            name of a model's file, and no links to folders: the folder may hold other things of its user.
     """
     if deep:
         remove_link(folder)
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            remove_link(Path(place, name), to_folder=deep)
+            if deep or name.endswith(_MODEL_FILES):
+                remove_link(Path(place, name), to_folder=deep)
         if not deep:
             return
 

@@ -62,7 +62,8 @@ class Sharded(Parts):
         return {"fsdp": is_fsdp, "share": share(trainer.model), "weights": weights, "losses": losses, **others}
 
     def sft(self) -> dict[str, Any]:
-        trainer = EnvSFTTrainer(self.model, args=self.settings(EnvSFTConfig), source=self.episodes)
+        args = self.settings(EnvSFTConfig, padding_free=True)  # each process probes the model before the first step
+        trainer = EnvSFTTrainer(self.model, args=args, source=self.episodes)
         trainer.train()
         return self.said(trainer)
 

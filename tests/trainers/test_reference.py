@@ -464,21 +464,47 @@ def logps_of(model, adapter=None):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("start", ["pissa", "olora", False], ids=str)
+@pytest.mark.parametrize("start", ["pissa", "olora", False, "fourierft"], ids=str)
 def test_a_start_that_changes_the_base_makes_the_reference_a_copy(make, tiny_folder, start):
     """With PiSSA and OLoRA the adapter holds part of the base; a random start is not the base either."""
     base = AutoModelForCausalLM.from_pretrained(tiny_folder)
-    trainer = make({"max_steps": 1}, peft_config=lora(init_lora_weights=start))
+    fourier = peft.FourierFTConfig(n_frequency=10, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    is_lora = start != "fourierft"
+    changes = {"max_steps": 1} if is_lora else {"max_steps": 1, "learning_rate": 1.0}
+    trainer = make(changes, peft_config=lora(init_lora_weights=start) if is_lora else fourier)
     model = trainer.accelerator.unwrap_model(trainer.model)
     off, first = logps_of(model), logps_of(model, "default")
     assert mean_gap(off, first) > 1e-2
     assert mean_gap(logps_of(model, "ref"), first) < 1e-6
-    if start:
+    if start in ("pissa", "olora"):
         assert mean_gap(probe_logps(base, probe_ids(base)), first) < 1e-4
     trainer.train()
     assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
     assert mean_gap(logps_of(model, "default"), first) > 1e-4
     assert mean_gap(logps_of(model, "ref"), first) < 1e-6
+
+
+def test_a_base_that_was_rounded_for_the_adapter_is_not_rounded_again(make, tiny_folder):
+    """As LoftQ leaves a model, which PEFT itself makes on a GPU only: rounded weights, and the rest in the adapter."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    whole = probe_logps(base, probe_ids(base))
+    model = peft.get_peft_model(base, lora())
+    for layer in [module for module in model.modules() if isinstance(module, peft.tuners.lora.Linear)]:
+        weight, rank, scaling = layer.base_layer.weight.data, layer.r["default"], layer.scaling["default"]
+        rounded = (weight * 20).round() / 20
+        left, sizes, right = torch.linalg.svd((weight - rounded) / scaling)
+        layer.lora_B["default"].weight.data = left[:, :rank] * sizes[:rank]
+        layer.lora_A["default"].weight.data = right[:rank].clone()
+        layer.base_layer.weight.data = rounded
+    model.peft_config["default"].init_lora_weights = "loftq"
+    first, rounded = logps_of(model, "default"), {name: value.clone() for name, value in model.state_dict().items()}
+    assert 0 < mean_gap(first, whole) < mean_gap(logps_of(model), whole)
+    trainer = make({"max_steps": 1}, model=model, processing_class=tiny_tokenizer())
+    assert mean_gap(logps_of(model, "default"), first) < 1e-6 > mean_gap(logps_of(model, "ref"), first)
+    trainer.train()
+    assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-6)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in rounded.items() if "base_layer" in name)
 
 
 def test_a_random_starts_reference_is_in_the_checkpoint(make, tiny_folder, tmp_path):

@@ -172,6 +172,22 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
     return tokenizer
 
 
+def longest_row(model: Any, args: Any) -> int:
+    """Return the most tokens that a row of training may have: `args.max_length`, but no more than the model's context.
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model.
+        args: Settings of TRL with `max_length` (None: the context) and `trust_remote_code`.
+    """
+    from transformers import AutoConfig
+
+    from llm_envs.policies.inference.loading import context_length
+
+    if isinstance(model, str):
+        model = AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code)
+    return min(args.max_length or context_length(model), context_length(model))
+
+
 def training_template(tokenizer: Any) -> str:
     """Return the training version of a tokenizer's chat template that TRL ships; it keeps more of earlier turns.
 

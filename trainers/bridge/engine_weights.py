@@ -19,6 +19,7 @@ from llm_envs.errors import InvalidConfigError
 
 __all__ = [
     "base_weights",
+    "cannot_merge",
     "check_mergeable",
     "checkpoint_weights",
     "describe_adapter",
@@ -59,17 +60,29 @@ def describe_adapter(model: Any) -> str:
 
 
 def check_mergeable(model: Any) -> None:
-    """Check that an adapter changes weights, not the prompt or the layers' code.
+    """Check that an adapter changes weights: not the prompt or the layers' code, and the same for all rows and tokens.
 
     Raises:
         InvalidConfigError: If it does not: no engine can have it, and TRL scores its rows at other positions than the
             model that samples.
     """
-    if is_peft_model(model) and not hasattr(model.base_model, "merge_adapter"):
+    if not is_peft_model(model):
+        return
+    config = model.peft_config[_active(model)]
+    depends = config.peft_type in ("POLY", "XLORA") or getattr(config, "alora_invocation_tokens", None)
+    if depends or not hasattr(model.base_model, "merge_adapter"):
         raise InvalidConfigError(
             f"peft_config={describe_adapter(model)}: this adapter has no form as weights. Sampling and training would "
             "differ, and vLLM cannot have it. Take LoRA, or another adapter that PEFT can merge."
         )
+
+
+def cannot_merge(model: Any, error: Exception) -> InvalidConfigError:
+    """Return the error of a PEFT model whose merge raised `error`: each kind of adapter raises its own."""
+    return InvalidConfigError(
+        f"peft_config={describe_adapter(model)}: the adapter cannot be merged into the weights that vLLM samples with "
+        f"({type(error).__name__}: {error}). Leave that setting out, or set use_vllm=False."
+    )
 
 
 def _active(model: Any) -> str:
@@ -91,6 +104,9 @@ def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters of a PEFT model under its base model's names, merging one adapted layer at a time.
 
     The model itself is unchanged whenever a pair is yielded.
+
+    Raises:
+        InvalidConfigError: If PEFT cannot merge a layer.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -112,7 +128,10 @@ def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield _base_name(name), parameter.data
             continue
         if layer not in merged:
-            merged = {layer: _merged(adapted[layer], model.prefix)}
+            try:
+                merged = {layer: _merged(adapted[layer], model.prefix)}
+            except Exception as error:
+                raise cannot_merge(model, error) from error
         yield _base_name(name), merged[layer][name.removeprefix(f"{layer}.")]
 
 

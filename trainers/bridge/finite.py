@@ -143,8 +143,8 @@ class ChecksNumbers:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as TRL does, if its weights are finite."""
-        if not _internal_call:  # no collective here: a script may call this on one process only
-            check_weights(self._trained_modules(), self.state.global_step)
-            if self.args.should_save:
-                remove_links(Path(output_dir or self.args.output_dir))
+        # `push_to_hub` calls this as internal too. No collective here: a script may call this on one process only.
+        check_weights(self._trained_modules(), self.state.global_step)
+        if not _internal_call and self.args.should_save:
+            remove_links(Path(output_dir or self.args.output_dir))
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]

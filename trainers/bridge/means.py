@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
@@ -20,12 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["LogsMeans", "weights_of_trl"]
+__all__ = ["LogsMeans", "sampling_totals", "weights_of_generation", "weights_of_trl"]
 
 _EXTREMES: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
-    {"clip_ratio/low_min": min, "clip_ratio/high_max": max, "policy/ratio_max": max}
+    {
+        "clip_ratio/low_min": min,
+        "clip_ratio/high_max": max,
+        "policy/ratio_max": max,
+        "completions/min_length": min,
+        "completions/max_length": max,
+        "completions/min_terminated_length": lambda values: min(filter(None, values), default=0.0),  # 0: none ended
+        "completions/max_terminated_length": max,
+        "sampling/sampling_logp_difference/max": max,
+        "sampling/importance_sampling_ratio/min": min,
+        "sampling/importance_sampling_ratio/max": max,
+    }
 )
-"""Names whose numbers of micro-batches have no mean."""
+"""Names whose numbers of micro-batches or generations have no mean."""
 
 
 if TYPE_CHECKING:
@@ -79,7 +90,7 @@ class LogsMeans(_Trainer):
             self._take(mode, f"env/{name}", total, n_items)
 
     def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Take over the means that TRL has just appended for a micro-batch.
+        """Take over the means that TRL has just appended for a micro-batch or a generation.
 
         Args:
             counts: By name, on this process: the items that TRL's mean is over, and those that count. Names that TRL
@@ -87,8 +98,12 @@ class LogsMeans(_Trainer):
         """
         # TRL's mean is of all processes already: times the items of each process, it adds up to the sum over all.
         metrics = self._metrics[self._mode]
-        present = [name for name in counts if name in metrics]
-        self._add_totals({name: (metrics.pop(name)[-1] * counts[name][0], counts[name][1]) for name in present})
+        totals = {}
+        for name, (n_items, n_counted) in counts.items():
+            if name in metrics:
+                mean = metrics.pop(name)[-1]
+                totals[name] = (n_items * (mean if n_items else 0.0), n_counted)  # TRL's mean of no item is NaN
+        self._add_totals(totals)
 
     @contextmanager
     def _counting_all(self) -> Iterator[None]:
@@ -113,6 +128,45 @@ class LogsMeans(_Trainer):
         metrics |= {name: [choose(metrics[name])] for name, choose in _EXTREMES.items() if name in metrics}
         totals.clear()
         super().log(logs, start_time)
+
+
+def weights_of_generation(
+    output: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]], end_ids: Collection[int]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return what TRL's means of a generation are over, as `LogsMeans._weigh` takes it.
+
+    Args:
+        output: TRL's batch, on this process.
+        columns: By name, the rewards of this process's episodes; None or NaN: not scored.
+        end_ids: Ids that end a completion, for TRL.
+    """
+    ids_BT, mask_BT = output["completion_ids"], output["completion_mask"]
+    last_B = ids_BT.gather(1, (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0))[:, 0]
+    n_ended = torch.isin(last_B, torch.tensor(list(end_ids), device=last_B.device)).sum()
+    n_rows = torch.tensor(len(ids_BT), device=ids_BT.device)
+    scored = {name: [value is not None and value == value for value in values] for name, values in columns.items()}
+    counts = {
+        "completions/mean_length": n_rows,
+        "completions/clipped_ratio": n_rows,
+        "completions/mean_terminated_length": n_ended,
+        "reward": torch.tensor(sum(map(any, zip(*scored.values(), strict=True)))),
+        **{f"rewards/{name}/mean": torch.tensor(sum(values)) for name, values in scored.items()},
+    }
+    return {name: (count, count) for name, count in counts.items()}
+
+
+def sampling_totals(output: Mapping[str, Any], mask_BT: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the sums of TRL's means of importance sampling, which are means over processes, for `_add_totals`."""
+    if "importance_sampling_ratio" not in output:
+        return {}
+    mask_BT, weights = mask_BT.bool(), output["importance_sampling_ratio"]
+    gaps = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask_BT]
+    gaps, weights = gaps[~gaps.isnan()], weights[mask_BT] if weights.shape == mask_BT.shape else weights.flatten()
+    parts = {"sampling_logp_difference": gaps, "importance_sampling_ratio": weights[~weights.isnan()]}
+    return {
+        f"sampling/{name}/mean": (part.sum(), torch.tensor(part.numel(), device=part.device))
+        for name, part in parts.items()
+    }
 
 
 def weights_of_trl(

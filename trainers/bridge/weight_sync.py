@@ -12,15 +12,15 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.generation.vllm_generation import VLLMGeneration
 
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.errors import LLMEnvsError, ModelError
 from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy, load_engine
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.trainers.bridge.engine_weights import (
     base_weights,
+    cannot_merge,
     check_mergeable,
     checkpoint_weights,
-    describe_adapter,
     kept_base,
     merged_layers,
 )
@@ -147,13 +147,10 @@ class ColocatedEngine(VLLMGeneration):
             sent = {name: tuple(value.shape) for name, value in self._iter_named_params()}
         except LLMEnvsError:
             raise
-        except Exception as error:  # each kind of adapter has its own
+        except Exception as error:
             if not is_adapted:
                 raise
-            raise InvalidConfigError(
-                f"peft_config={describe_adapter(model)}: the adapter cannot be merged into the weights that vLLM "
-                f"samples with ({type(error).__name__}: {error}). Leave that setting out, or set use_vllm=False."
-            ) from error
+            raise cannot_merge(model, error) from error
         if self._served is not None:
             # The engine keeps tensors that the model lacks (the image part, buffers).
             check_same_tensors({**self._served, **sent}, self._served, f"the trained {type(model).__name__}")

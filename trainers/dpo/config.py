@@ -55,7 +55,7 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
     )
     max_length: int | None = field(
         default=None,
-        metadata={"help": "Longest sequence (prompt and episode) in tokens; see overlong. None: no limit."},
+        metadata={"help": "Longest sequence (prompt and episode) in tokens; see overlong. None: the model's context."},
     )
     overlong: str = field(
         default="drop",

@@ -38,7 +38,7 @@ from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer
+from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer, longest_row
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
 from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
@@ -120,7 +120,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
     args: EnvDPOConfig
 
     overlong_pairs: dict[str, int]
-    """Counts of pairs longer than `args.max_length`: `overlong`, and among them `dropped` and `cut`."""
+    """Counts of pairs longer than `args.max_length`, or the context: `overlong`, and among them `dropped` and `cut`."""
 
     def __init__(
         self,
@@ -149,6 +149,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         self._codec = ChatCodec(tokenizer, thinking=args.thinking)
         self._selector = limited(selector, function_limit(args), "the selector") if selector else make_selector(args)
         self._has_own_selector = selector is not None
+        self._longest = longest_row(model, args)
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
         self.pairs: list[dict[str, Any]] = []
@@ -169,7 +170,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
                 args=args,
                 data_collator=PairCollator(
                     int(tokenizer.pad_token_id),
-                    max_length=args.max_length,
+                    max_length=self._longest,
                     pad_to_multiple_of=cast("int | None", args.pad_to_multiple_of),  # TRL has replaced "auto"
                 ),
                 **kwargs | datasets | {"processing_class": tokenizer},
@@ -193,25 +194,25 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         return datasets
 
     def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
-        """Return the pairs of a data set that fit `max_length`."""
+        """Return the pairs of a data set that fit `max_length` and the model's context."""
         # User code may select the pairs: an error on one process must stop the others too.
         with raise_on_all_ranks():
             rows = load_pairs(source, self._codec, args, self._selector)
-            fitting = self._fit(rows, args)
+            fitting = self._fit(rows, args.overlong)
             if not fitting:
                 raise InvalidConfigError(
-                    f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or "
-                    "equal up to their cut. Raise it."
+                    f"no preference pair is left: all {len(rows)} are longer than max_length={self._longest}, or "
+                    "equal up to their cut. Raise it, up to the model's context."
                 )
         return fitting
 
-    def _fit(self, rows: list[dict[str, Any]], args: EnvDPOConfig) -> list[dict[str, Any]]:
-        fitting, counts = fit_pairs(rows, args.max_length, args.overlong)
+    def _fit(self, rows: list[dict[str, Any]], overlong: str) -> list[dict[str, Any]]:
+        fitting, counts = fit_pairs(rows, self._longest, overlong)
         for name, count in counts.items():
             self.overlong_pairs[name] += count
         if counts["overlong"]:
             logger.warning(
-                f"{counts['overlong']} of {len(rows)} pairs are longer than max_length={args.max_length}: "
+                f"{counts['overlong']} of {len(rows)} pairs are longer than max_length={self._longest}: "
                 f"{counts['dropped']} were left out, {counts['cut']} cut behind a turn."
             )
         return fitting
@@ -393,7 +394,8 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
             with raise_on_all_ranks():
-                own = self._fit(pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin), self.args)
+                made = pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin)
+                own = self._fit(made, self.args.overlong)
             self.pairs += [pair for part in gather_object([own]) for pair in part]
             if self.args.steps_with(len(self.pairs)):
                 return

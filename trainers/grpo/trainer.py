@@ -70,7 +70,7 @@ from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
-from llm_envs.trainers.bridge.means import weights_of_trl
+from llm_envs.trainers.bridge.means import sampling_totals, weights_of_generation, weights_of_trl
 from llm_envs.trainers.bridge.packed_rows import PackedRows
 from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
@@ -229,6 +229,12 @@ class EnvGRPOTrainer(EpisodeTrainer):
             maximum=self.vllm_importance_sampling_clip_max,
             minimum=self.vllm_importance_sampling_clip_min,
         )
+        ends = [*self.eos_token_ids, int(self._tokenizer.pad_token_id)]
+        self._weigh(weights_of_generation(output, generation.episodes.columns, ends))
+        totals = sampling_totals(output, batch_from_trl(output).mask_BT)
+        for name in totals:
+            del self._metrics[self._mode][name]
+        self._add_totals(totals)
         if further_rows:  # they have no reward, and TRL counts their groups as having different rewards
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
             mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)

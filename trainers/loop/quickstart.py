@@ -33,6 +33,7 @@ from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
 from llm_envs.trainers.bridge.checks import as_algorithm, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.finite import check_weights
 from llm_envs.trainers.bridge.generation import unused_folder
 from llm_envs.trainers.bridge.learned import LearnedLog, run_record
 from llm_envs.trainers.bridge.teacher import NO_TEACHER
@@ -71,7 +72,12 @@ class QuickStartResult:
     """The metrics of each iteration, from the first that this call made."""
 
     def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer, for transformers and vLLM to load."""
+        """Write model and tokenizer, for transformers and vLLM to load.
+
+        Raises:
+            ModelError: If a weight is not finite.
+        """
+        check_weights({"the model": self.model}, self.state.step)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 

@@ -232,15 +232,13 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         mean, variance = global_moments(values_BT, mask_BT, self._total)
         mean_return, _ = global_moments(returns_BT, mask_BT, self._total)
         explained, spread = explained_variance(values_BT, returns_BT, mask_BT, self._total)
-        n, bootstrapped = self._total(torch.stack([bootstraps.new_tensor(len(bootstraps)), bootstraps.sum()])).tolist()
+        self._add_means(mask_BT.sum(), {"value/mean": mean, "value/return_mean": mean_return})
+        n_bootstraps = torch.tensor(len(bootstraps), device=bootstraps.device)
+        self._add_totals({"value/bootstrap_mean": (bootstraps.sum(), n_bootstraps)})
         metrics = self._metrics[self._mode]
-        metrics["value/mean"].append(mean.item())
         metrics["value/std"].append(variance.sqrt().item())
-        metrics["value/return_mean"].append(mean_return.item())
         metrics["value/return_std"].append(spread)
         metrics["value/explained_variance"].append(explained)
-        if n:
-            metrics["value/bootstrap_mean"].append(bootstrapped / n)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Create the policy's schedule, and the critic's optimizer (AdamW) with a schedule of the same kind."""

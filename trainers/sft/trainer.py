@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from datasets import Dataset
-from transformers import AutoConfig
 from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
-from llm_envs.policies.inference.loading import context_length
 from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.checks import (
+    check_env_kwargs,
+    check_loss_types,
+    load_training_tokenizer,
+    longest_row,
+    with_split,
+)
 from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
@@ -136,13 +140,14 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
         refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=is_trajectories(source)))
-        processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
+        processing_class = load_training_tokenizer(
+            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        )
         # We encode, mask and cut the rows ourselves, so that TRL takes them as they are.
         # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
             rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, source)
-            n_context = context_length(AutoConfig.from_pretrained(model) if isinstance(model, str) else model)
-            limit = min(args.max_length or n_context, n_context)  # a longer row could never be given to the model
+            limit = longest_row(model, args)
             rows, self.overlong_rows = fit_rows(rows, limit, args.overlong)
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
@@ -153,7 +158,7 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
         if not rows:
             raise InvalidConfigError(
                 f"all {self.overlong_rows['dropped']} rows are longer than max_length={limit}: raise it, up to the "
-                f"model's context of {n_context}."
+                "model's context."
             )
         copy_single_heads()
         super().__init__(

@@ -53,6 +53,36 @@ SERVED = {
     "only token rows": peft.TrainableTokensConfig(token_indices=[5, 6], target_modules=["embed_tokens"]),
     "loha": peft.LoHaConfig(r=4, target_modules=LAYERS),
     "oft": peft.OFTConfig(oft_block_size=4, r=0, target_modules=LAYERS),
+    "pissa_niter": lora(init_lora_weights="pissa_niter_4"),
+    **{start: lora(init_lora_weights=start) for start in ("gaussian", "mica", "orthogonal")},
+    "lora-ga": lora(lora_ga_config=peft.LoraGAConfig()),
+    "kasa": lora(kasa_config=peft.KasaConfig()),
+    "qalora": lora(use_qalora=True),
+    "beft": peft.BeftConfig(target_modules=LAYERS),
+    "boft": peft.BOFTConfig(boft_block_size=4, target_modules=LAYERS),
+    "c3a": peft.C3AConfig(block_size=16, target_modules=LAYERS),
+    "deft": peft.DeftConfig(target_modules=LAYERS),
+    "delora": peft.DeloraConfig(target_modules=LAYERS),
+    "fourierft": peft.FourierFTConfig(n_frequency=10, target_modules=LAYERS),
+    "frod": peft.FrodConfig(target_modules=LAYERS),
+    "glora": peft.GloraConfig(target_modules=LAYERS),
+    "gralora": peft.GraloraConfig(r=4, gralora_k=2, target_modules=LAYERS),
+    "hira": peft.HiraConfig(target_modules=LAYERS),
+    "hra": peft.HRAConfig(target_modules=LAYERS),
+    "lokr": peft.LoKrConfig(target_modules=LAYERS),
+    "miss": peft.MissConfig(target_modules=LAYERS),
+    "peanut": peft.PeanutConfig(target_modules=LAYERS),
+    "psoft": peft.PsoftConfig(target_modules=LAYERS),
+    "pvera": peft.PveraConfig(target_modules=LAYERS),
+    "randlora": peft.RandLoraConfig(r=4, target_modules=LAYERS),
+    "road": peft.RoadConfig(group_size=4, target_modules=LAYERS),
+    "shira": peft.ShiraConfig(r=2, target_modules=LAYERS),
+    "supertuning": peft.SupertuningConfig(target_modules=LAYERS),
+    "tinylora": peft.TinyLoraConfig(target_modules=LAYERS),
+    "unilora": peft.UniLoraConfig(target_modules=LAYERS),
+    "vblora": peft.VBLoRAConfig(r=2, vector_length=16, num_vectors=8, target_modules=LAYERS),
+    "vera": peft.VeraConfig(r=4, target_modules=LAYERS),
+    "waveft": peft.WaveFTConfig(n_frequency=10, target_modules=LAYERS),
 }
 # One weight is both the embedding and the output layer, and the engine's is too.
 NOT_SERVED = {
@@ -60,12 +90,23 @@ NOT_SERVED = {
     "embedding of a tied model": (lora(modules_to_save=["embed_tokens"]), "modules_to_save"),
     "adapter of a tied embedding": (lora(target_modules=["embed_tokens", "q_proj"]), "target_modules"),
     "a merge that changes the model": (peft.OSFConfig(target_modules=LAYERS), "OSFConfig"),
+    "no merge": (peft.LilyConfig(target_modules=LAYERS), r"LilyConfig.*NotImplementedError"),
+    "no merge of whole blocks": (peft.ShadowConfig(), r"ShadowConfig.*cannot be merged"),
 }
 NO_WEIGHTS = {
     "prompt": peft.PromptTuningConfig(num_virtual_tokens=4),
     "prefix": peft.PrefixTuningConfig(num_virtual_tokens=4),
     "encoded prompt": peft.PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=16),
+    "prompts of tasks": peft.MultitaskPromptTuningConfig(num_virtual_tokens=4),
+    "prompt of given tokens": peft.CPTConfig(
+        task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2]
+    ),
+    "keys and values": peft.CartridgeConfig(num_virtual_tokens=4),
+    "layers' code": peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=1),
+    "a task's mixture": peft.PolyConfig(r=4, target_modules=LAYERS),
+    "tokens behind a call": lora(alora_invocation_tokens=[5]),
 }
+NOT_TRIED = {"ADAMSS", "XLORA"}  # it needs scikit-learn; it mixes trained adapters, and is refused with the above
 
 
 def adapted(config):
@@ -137,8 +178,16 @@ def test_an_engine_that_lacks_a_part_is_noticed():
 @pytest.mark.parametrize("name", NO_WEIGHTS)
 def test_an_adapter_without_weights_to_merge_is_refused(name):
     model, _ = adapted(NO_WEIGHTS[name])
-    with pytest.raises(InvalidConfigError, match=rf"{type(NO_WEIGHTS[name]).__name__}\(num_virtual_tokens=4"):
+    with pytest.raises(
+        InvalidConfigError, match=rf"peft_config={type(NO_WEIGHTS[name]).__name__}\(.*no form as weights"
+    ):
         check_mergeable(model)
+
+
+def test_every_kind_of_adapter_is_served_or_refused():
+    tried = [*SERVED.values(), *NO_WEIGHTS.values(), *(config for config, _ in NOT_SERVED.values())]
+    kinds = {str(kind.value) for kind in peft.PEFT_TYPE_TO_CONFIG_MAPPING}
+    assert kinds - {str(config.peft_type.value) for config in tried} == NOT_TRIED
 
 
 def test_the_copy_of_a_module_that_is_the_references_is_not_sent():

@@ -24,7 +24,7 @@ from llm_envs.trainers import (
     EnvSFTTrainer,
 )
 from llm_envs.trainers.bridge.batches import two_columns
-from llm_envs.trainers.bridge.means import LogsMeans
+from llm_envs.trainers.bridge.means import LogsMeans, sampling_totals
 from llm_envs.trainers.functional.algorithm import GRPO, GSPO, PAIRWISE
 from llm_envs.types import SamplingParams
 
@@ -111,6 +111,28 @@ def test_ppo_logs_the_same_however_a_step_is_cut(tiny_folder, tmp_path):
     assert_same_numbers(*numbers, names)
 
 
+@pytest.mark.trainings
+def test_a_step_of_several_generations_logs_means_over_all_their_episodes(tiny_folder, config):
+    """Some have fewer scored episodes than others, and one entry is over two steps."""
+    args = config(
+        max_steps=2, logging_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        steps_per_generation=1, num_generations=2, learning_rate=1e-5, epsilon=0.2,
+    )  # fmt: skip
+    trainer, played = EnvGRPOTrainer(tiny_folder, HALF, args), []
+    play = trainer._player.play
+    trainer._player.play = lambda *given, **named: played.append(play(*given, **named)) or played[-1]
+    trainer.train()
+    trainer.close()
+    entry = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    scored = [[t.reward for t in generation if t.status == "ok"] for generation in played]
+    assert len(scored) == 4 and len({len(rewards) for rewards in scored}) > 1
+    mean = sum(map(sum, scored)) / sum(map(len, scored))
+    assert [entry[name] for name in ("reward", "rewards/reward/mean", "env/reward")] == pytest.approx([mean] * 3)
+    lengths = [sum(t.rows[0].mask) if t.status == "ok" else 0 for generation in played for t in generation]
+    assert entry["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert entry["completions/max_length"] == max(lengths) and entry["completions/min_length"] == min(lengths)
+
+
 @pytest.fixture(scope="module")
 def episodes(tiny_folder):
     """Episodes of one turn and of two, in groups of two."""
@@ -190,3 +212,21 @@ def test_one_token_a_row_is_no_value_of_the_row():
     assert wider["completion_ids"].tolist() == [[5, 0], [6, 0]]
     assert wider["prompt_ids"] is column and wider["advantages"].shape == (2,)
     assert two_columns(wider) == wider
+
+
+def test_what_importance_sampling_corrects_is_over_tokens():
+    """TRL has a mean of each process's mean; a token without a number from sampling counts in neither."""
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    output = {
+        "old_per_token_logps": torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -9.0, -9.0]]),
+        "sampling_per_token_logps": torch.tensor([[-1.5, -2.25, torch.nan], [-1.25, -1.0, -1.0]]),
+        "importance_sampling_ratio": torch.tensor([[1.0, 2.0, torch.nan], [0.5, 7.0, 7.0]]),
+    }
+    totals = {name: [part.item() for part in parts] for name, parts in sampling_totals(output, mask).items()}
+    assert totals == {
+        "sampling/sampling_logp_difference/mean": [1.0, 3],
+        "sampling/importance_sampling_ratio/mean": [3.5, 3],
+    }
+    of_rows = output | {"importance_sampling_ratio": torch.tensor([[1.0], [0.5]])}
+    assert sampling_totals(of_rows, mask)["sampling/importance_sampling_ratio/mean"][1] == 2
+    assert sampling_totals({}, mask) == {}

@@ -5,20 +5,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
+    BambaConfig,
     BioGptConfig,
     BloomConfig,
     FalconConfig,
+    FalconH1Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     GptOssConfig,
+    JambaConfig,
+    Lfm2Config,
+    Llama4TextConfig,
     MambaConfig,
+    MiniMaxConfig,
     MistralConfig,
     OPTConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
     XGLMConfig,
+    Zamba2Config,
 )
 from trl.trainer.utils import add_fused_lm_head
 
@@ -121,53 +133,70 @@ def vision_language_model():
         return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=VISION))
 
 
+LLAMA = {"vocab_size": len(TOKENIZER), "num_key_value_heads": 1, "head_dim": 16, **SIZES}
+HALF = {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
+DELTA |= {f"linear_num_{name}_heads": 2 for name in ("key", "value")}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+BLOCKS = {"layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "num_mem_blocks": 1, "n_mamba_heads": 4}
 MIXING = {
-    "gpt_oss": lambda: model_of(
-        GptOssConfig(**OTHER_NAMES, head_dim=16, num_key_value_heads=1, intermediate_size=32, num_local_experts=4)
-    ),
-    "opt": lambda: model_of(OPTConfig(**OTHER_NAMES, ffn_dim=64, word_embed_proj_dim=32)),
-    "falcon": lambda: model_of(FalconConfig(**OTHER_NAMES)),
-    "xglm": lambda: model_of(
-        XGLMConfig(vocab_size=len(TOKENIZER), d_model=32, num_layers=2, attention_heads=2, ffn_dim=64)
-    ),
-    "biogpt": lambda: model_of(BioGptConfig(**OTHER_NAMES, intermediate_size=64)),
-    "qwen2_5_vl": vision_language_model,
+    # Their masks never see `position_ids`.
+    "gpt_oss": lambda: GptOssConfig(**LLAMA, num_local_experts=4),
+    "afmoe": lambda: AfmoeConfig(**LLAMA, **EXPERTS, num_dense_layers=1),
+    "opt": lambda: OPTConfig(**OTHER_NAMES, ffn_dim=64, word_embed_proj_dim=32),
+    "falcon": lambda: FalconConfig(**OTHER_NAMES),
+    "xglm": lambda: XGLMConfig(vocab_size=len(TOKENIZER), d_model=32, num_layers=2, attention_heads=2, ffn_dim=64),
+    "biogpt": lambda: BioGptConfig(**OTHER_NAMES, intermediate_size=64),
+    # Their recurrent layers and convolutions run on into the next row.
+    "bamba": lambda: BambaConfig(**LLAMA, **MAMBA, attn_layer_indices=[1]),
+    "falcon_h1": lambda: FalconH1Config(**LLAMA, **MAMBA | {"mamba_d_head": 8, "mamba_d_ssm": 32}),
+    "jamba": lambda: JambaConfig(**LLAMA, num_experts=2, attn_layer_offset=1, attn_layer_period=2, mamba_d_state=4),
+    "lfm2": lambda: Lfm2Config(**LLAMA, layer_types=["conv", "full_attention"]),
+    "minimax": lambda: MiniMaxConfig(**LLAMA, **HALF, num_local_experts=2),
+    "qwen3_5": lambda: Qwen3_5TextConfig(**LLAMA, **HALF, **DELTA),
+    "qwen3_next": lambda: Qwen3NextConfig(**LLAMA, **HALF, **DELTA, **EXPERTS, shared_expert_intermediate_size=32),
+    "recurrent_gemma": lambda: RecurrentGemmaConfig(**LLAMA, lru_width=32, block_types=["recurrent", "attention"]),
+    "zamba2": lambda: Zamba2Config(**LLAMA | BLOCKS, mamba_d_state=8, mamba_headdim=16, mamba_ngroups=1, chunk_size=16),
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
-def test_models_that_do_not_look_at_positions_are_refused(name):
-    """Their masks never see `position_ids`, so a row reads the rows before it."""
-    model = MIXING[name]()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*MIXING, "qwen2_5_vl"])
+def test_models_that_mix_rows_are_refused_whatever_the_dtype(name, dtype):
+    """Fresh hybrids carry little from row to row: less than bfloat16 rounds."""
+    model = (vision_language_model() if name == "qwen2_5_vl" else model_of(MIXING[name]())).to(dtype)
     ids, mask, labels = rows()
-    with pytest.raises(ModelError, match=rf"packing=True: {type(model).__name__} .*mixes packed rows"):
+    with torch.no_grad(), pytest.raises(ModelError, match=rf"packing=True: {type(model).__name__} .*mixes packed rows"):
         PackedRows(model, pass_positions(model), set())(input_ids=ids, attention_mask=mask, labels=labels)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_that_keep_rows_apart_pass_whatever_the_dtype(dtype):
+    """`test_log_probabilities_and_gradients_are_those_of_padded_rows` shows for some that they do."""
     for config in (
         llama_like(),
         GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=2),
+        GPTNeoConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_layers=2, num_heads=2,
+                     attention_types=[[["global", "local"], 1]]),
+        Gemma3TextConfig(**LLAMA),
         MistralConfig(vocab_size=len(TOKENIZER), sliding_window=4, num_key_value_heads=1, **SIZES),
-        Qwen3MoeConfig(vocab_size=len(TOKENIZER), head_dim=16, num_key_value_heads=1, **SIZES, **EXPERTS),
-    ):
+        Llama4TextConfig(**LLAMA, num_local_experts=2, intermediate_size_mlp=64),
+        Qwen3MoeConfig(**LLAMA, **EXPERTS),
+    ):  # fmt: skip
         model = model_of(config).to(dtype).train()  # GPT-2 has dropout
         check_packing(model, model, torch.device("cpu"))
-        assert model.training
+        assert model.training and not any(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_models_without_attention_or_positions_are_refused():
-    recurrent = MambaConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=1, state_size=4)
-    hybrid = Qwen3NextConfig(vocab_size=len(TOKENIZER), num_key_value_heads=1, num_experts=2, **SIZES)
-    for config in (recurrent, hybrid):
+def test_models_without_positions_are_refused():
+    for config in (
+        MambaConfig(vocab_size=len(TOKENIZER), hidden_size=32, num_hidden_layers=1, state_size=4),
+        BloomConfig(vocab_size=len(TOKENIZER), hidden_size=32, n_layer=1, n_head=2),
+    ):
         model = model_of(config)
-        with pytest.raises(ModelError, match=r"packing=True: .*linear_attention"):
-            check_packing(model, model, torch.device("cpu"))
-    relative = model_of(BloomConfig(vocab_size=len(TOKENIZER), hidden_size=32, n_layer=1, n_head=2))
-    with pytest.raises(ModelError, match="takes no position_ids"):
-        check_packing(relative, pass_positions(relative), torch.device("cpu"))
+        with pytest.raises(ModelError, match=r"packing=True: .* takes no position_ids"):
+            check_packing(model, pass_positions(model), torch.device("cpu"))
     ids, mask, labels = rows()
     model = model_of(llama_like())
     with pytest.raises(ModelError, match="router's loss"):

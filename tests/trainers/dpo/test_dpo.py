@@ -595,6 +595,11 @@ def test_nothing_to_compare_is_refused(make, played, settings, tmp_path):
         make(source=played, args=settings(pair_margin=5))
     with pytest.raises(InvalidConfigError, match="no preference pair is left: all 8 are longer than max_length=9"):
         make(source=played, args=settings(max_length=9))
+    long = {name: [{"role": "assistant", "content": name * 64}] for name in ("chosen", "rejected")}
+    write_jsonl([{"prompt": [{"role": "user", "content": "Go"}]} | long], tmp_path / "long.jsonl")
+    for changes in ({}, {"max_length": 10_000}):  # the model's context is 256
+        with pytest.raises(InvalidConfigError, match=r"no preference pair .* all 1 are longer than max_length=256"):
+            make(source=str(tmp_path / "long.jsonl"), args=settings(**changes))
     with pytest.raises(
         InvalidConfigError, match=r"no preference pair is left: none came of 3 times 8 groups.*num_generations or temp"
     ):

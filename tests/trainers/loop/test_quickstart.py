@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_envs import evaluate
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.trainers.loop import quick_start_training
 
@@ -56,6 +56,10 @@ def test_an_environment_held_out_problems_and_a_folder(tiny_folder, tmp_path):
     assert load_model(out / "iteration-000003" / "model").num_parameters() == second.model.num_parameters()
     second.save(tmp_path / "final")
     assert load_tokenizer(tmp_path / "final").chat_template == second.tokenizer.chat_template
+    next(second.model.parameters()).data.view(-1)[0] = float("nan")
+    with pytest.raises(ModelError, match="trained tensors of the model"):
+        second.save(tmp_path / "broken")
+    next(second.model.parameters()).data.view(-1)[0] = 0.0
     played = evaluate("llm/Arithmetic-v0", second.policy, n=2, codec=second.policy.codec, max_concurrency=2)
     assert played.n == 2
 
