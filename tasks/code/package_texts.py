@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llm_envs.tasks.code.forms import condition_words, value_words
 from llm_envs.tasks.code.packages import MODULES, Part, Parts, measure_lines, takes_list
 from llm_envs.tasks.code.pipelines import STEPS
-from llm_envs.tasks.code.programs import PLACE, SHAPES, condition_words, slot_words, value_words
+from llm_envs.tasks.code.programs import PLACE, SHAPES, slot_words
 from llm_envs.tasks.code.spellings import spell_condition, spell_value
 
 __all__ = ["readme", "sources"]

@@ -21,17 +21,19 @@ from functools import lru_cache
 from typing import Any
 
 from llm_envs.env import canonical_json
-from llm_envs.tasks.code.pipelines import STEPS
-from llm_envs.tasks.code.programs import (
-    PLACE,
-    SHAPES,
-    SLOTS,
+from llm_envs.tasks.code.forms import (
     draw_condition,
     draw_value,
     is_possible,
     next_to,
     normal_condition,
     one_step_away,
+)
+from llm_envs.tasks.code.pipelines import STEPS
+from llm_envs.tasks.code.programs import (
+    PLACE,
+    SHAPES,
+    SLOTS,
     slots_of,
     with_names,
 )
