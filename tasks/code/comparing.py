@@ -89,6 +89,9 @@ def _exchanges(said: Sequence[str], signs: Sequence[_Sign]) -> Iterator[Edit]:
 
 def _in_order(said: Sequence[str], signs: Sequence[_Sign]) -> Iterator[Edit]:
     """Yield the places in which the text and the code differ, one after the other."""
+    if len(said) == len(signs):
+        yield from ((sign, other) for sign, other in zip(signs, said, strict=True) if sign.text != other)
+        return
     matcher = SequenceMatcher(None, [sign.text for sign in signs], list(said), autojunk=False)
     for kind, start, end, first, last in matcher.get_opcodes():
         if kind == "replace" and end - start == last - first:

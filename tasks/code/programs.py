@@ -2,8 +2,8 @@
 
 A function is data: `{"shape": ..., slot: value, ...}`. A shape has lines of Python and a description, with places for
 its slots: numbers, relations, a condition on a number ("C") and a value made of a number ("V"). A mistake is a line in
-which a number or sign is another, or two are exchanged. Every wrong line is right in another function, so that no line shows by itself that
-it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
+which a number or sign is another, or two are exchanged. Every wrong line is right in another function, so that no line
+shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
 """
 
 from __future__ import annotations

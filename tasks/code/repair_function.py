@@ -25,8 +25,8 @@ from llm_envs.tasks.code.programs import (
     is_function,
     key_of,
     mistake,
-    neighbours,
     near,
+    neighbours,
     run,
     source,
 )
@@ -85,7 +85,8 @@ class RepairFunctionEnv(SingleTurnEnv):
       functions, no call is shown; "hard": the names are single letters; "expert": the function makes a new list first.
     - `reset(options={"problem": {"function": ..., "written": ..., "mistake": 0, "names": ["a", "b", "c", "d", "e",
       "f"], "inputs": [[1, 2], []], "shown": 0}})`: a function as `tasks/code/programs.py` makes it, one that does the
-      same and whose lines are shown, which of its neighbours has the mistake, names of its variables, the inputs, and which of them is shown, or -1.
+      same and whose lines are shown, which of its neighbours has the mistake, names of its variables, the inputs, and
+      which of them is shown, or -1.
 
     ## Version History
     - v0: first version.
