@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = ["compared_repairs"]
@@ -41,19 +42,22 @@ class _Sign(NamedTuple):
     text: str
 
 
-def compared_repairs(text: str, lines: Sequence[str], names: Mapping[str, str] | None = None) -> dict[str, list[str]]:
+def compared_repairs(
+    text: str, lines: Sequence[str], names: Mapping[str, str] | None = None, own: str = ""
+) -> dict[str, list[str]]:
     """Return the lines after a repair, by the name of how the player compares; only ways that find something.
 
     Args:
         text: The description.
         lines: The code.
         names: Words of descriptions that stand for names in the code, if the player compares these too.
+        own: The name of the function, which its own description may have and its code has not.
     """
     plain = _ASIDE.sub("", text)
     groups = [(_NUMBER.findall(plain), _find(_NUMBER, lines))]
     for pattern, words in _SIGNS if names is None else (*_SIGNS, (r"\b[a-z]+_[a-z]+\b", names)):
-        said = re.findall(rf"\b(?:{'|'.join(words)})\b", plain) if words else []
-        groups.append(([words[word] for word in said], _find(re.compile(pattern), lines)))
+        said = [words[word] for word in _words(tuple(words)).findall(plain)]
+        groups.append(([sign for sign in said if sign != own], _find(re.compile(pattern), lines)))
     numbers, signs = list(_exchanges(*groups[0])), [edit for group in groups[1:] for edit in _exchanges(*group)]
     in_order = [edit for group in groups for edit in _in_order(*group)]
     found = {
@@ -70,6 +74,11 @@ def compared_repairs(text: str, lines: Sequence[str], names: Mapping[str, str] |
 
 
 Edit = tuple[_Sign, str]
+
+
+@lru_cache(maxsize=200)
+def _words(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(words)})\b")
 
 
 def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> list[_Sign]:

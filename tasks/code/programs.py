@@ -38,6 +38,7 @@ __all__ = [
     "SHAPES",
     "SLOTS",
     "Function",
+    "compares",
     "describe",
     "draw",
     "draw_written",
@@ -284,14 +285,14 @@ def draw_written(random: Random, function: Function) -> Function:
     written = {slot: turned(random, what) if slot == "C" else what for slot, what in function.items()}
     if "before" in function:
         written["before"] = [turned(random, function["before"][0]), function["before"][1]]
-    if _compares(function["shape"]) and random() < 0.5:
+    if compares(function["shape"]) and random() < 0.5:
         sign, step = SHIFTED[function["R"]]
         if function["k"] + step in SLOTS["k"]:
             written |= {"R": sign, "k": function["k"] + step}
     return written
 
 
-def _compares(shape: str) -> bool:
+def compares(shape: str) -> bool:
     """Whether the relation of a shape is one to its number."""
     return "[R] [k]" in SHAPES[shape].lines
 
@@ -403,7 +404,7 @@ def key_of(function: Function) -> Function:
     """Return the same for functions that do the same: at least 4 is greater than 3."""
     conditions = {slot: normal_condition(function[slot]) for slot in ("C",) if slot in function}
     before = function.get("before")
-    if _compares(function["shape"]):
+    if compares(function["shape"]):
         _, conditions["R"], conditions["k"] = normal_condition(["one", function["R"], function["k"]])
     return {
         **function,
