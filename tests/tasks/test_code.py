@@ -522,12 +522,16 @@ def test_nearly_right_queries():
         f"{start}(age >= 3) AND {inner}{order} + 1",
         f"{start}(age >= 3) AND {inner}{order} - 1",
         f"{start}(1) AND {inner}{order}",
+        f"{start}(age >= 3 + 1) AND {inner}{order}",
+        f"{start}(age >= 3 - 1) AND {inner}{order}",
         f"{start}(age > 3) AND {inner}{order}",
         f"{start}(age <= 3) AND {inner}{order}",
         f"{start}(age >= 3) AND (1){order}",
         f"{start}(age >= 3) AND (id IN (SELECT k FROM b WHERE (n = 1))){order}",
         f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (1))){order}",
         f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n != 1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n = 1 + 1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n = 1 - 1))){order}",
     }
     counts = mutations("SELECT DISTINCT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1")
     assert {
