@@ -55,8 +55,9 @@ class BlackjackEnv(GameEnv):
     `skill` (weight 1): at the end of a hand 1 less four times what its decisions gave away, but at least -1, divided by
     the number of hands. A decision gives away the expected result of the best decision less its own; a hand won counts
     1, a hand lost -1. This is the hand's result with the luck of the cards taken out. Hands are drawn again if one can
-    stick from some sum on, whatever the dealer has, and succeed. `malformed` (weight -0.1): 1 for a reply that is neither hit nor stick. Success is that all hands were
-    played and at most 0.02 a hand was given away (0.002 at the medium and hard levels, 0.0005 at the expert level).
+    stick from some sum on, whatever the dealer has, and succeed. `malformed` (weight -0.1): 1 for a reply that is
+    neither hit nor stick. Success is that all hands were played and at most 0.02 a hand was given away (0.002 at the
+    medium and hard levels, 0.0005 at the expert level).
 
     ## Episode End
     Terminates after the last hand. Truncated after `max_turns` replies.
@@ -75,9 +76,8 @@ class BlackjackEnv(GameEnv):
     - v0: first version.
     """
 
-    # Always sticking, and to stick from some sum on, whatever the dealer has, never succeed: such hands are drawn again.
-    # Without that, to stick from 15 on succeeds in 0.17, 0.52, 0.65 and 0 of the levels. It earns about 0.6 at the
-    # first two; always sticking earns 0.3 to 0.5.
+    # Always sticking, and sticking from some sum on, whatever the dealer has, never succeed: such hands are drawn
+    # again. Sticking from 15 on would succeed in 0.17, 0.52, 0.65 and 0 of the levels. Always sticking earns 0.3 to 0.5.
     difficulties = {
         "easy": Difficulty(
             "5 hands, the dealer's cards are open",

@@ -539,6 +539,26 @@ def test_stack_machine(program, stack):
     assert reward("StackMachine", {"program": lines}, "[]") == pytest.approx(-0.1)
 
 
+@pytest.mark.parametrize("level", ["hard", "expert"])
+def test_each_round_of_a_loop_matters(level):
+    env = gym.make("llm/StackMachine-v0", difficulty=level).unwrapped
+    for seed in range(15):
+        env.reset(seed=seed)
+        program = env.problem["program"]
+        places = [i for i, line in enumerate(program) if line.startswith("repeat")]
+        replies = env.shortcuts()
+        assert places and len(replies) > len(places)
+        for rounds in (dict.fromkeys(places, 1), *({i: int(program[i][7:]) - 1} for i in places)):
+            changed = [f"repeat {max(1, rounds[i])}" if i in rounds else line for i, line in enumerate(program)]
+            try:
+                assert run_program(changed) != env._stack, (seed, rounds)
+            except InvalidActionError:
+                pass
+        for name, reply in replies.items():
+            env.reset(seed=seed)
+            assert env.step(reply)[1] == 0, (seed, name)
+
+
 @pytest.mark.parametrize(
     ("program", "complaint"),
     [

@@ -603,7 +603,7 @@ def test_a_rule_that_does_not_look_at_the_dealer_never_succeeds(level, least):
 
 @pytest.mark.parametrize("level", ["medium", "hard"])
 def test_a_table_by_the_dealers_card_succeeds(level):
-    """The best play of a textbook: from 12 on against 4 to 6, from 13 on against 2 and 3, from 17 on, with an ace 18."""
+    """A textbook's table: stick from 12 on against 4 to 6, from 13 on against 2 and 3, else from 17; with an ace 18."""
 
     def choose(env, rng):
         player, card = env._table.player, env._table.dealer[0]
