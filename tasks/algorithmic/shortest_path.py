@@ -69,8 +69,8 @@ class ShortestPathEnv(SingleTurnEnv):
     """Find a path of least total weight between two nodes.
 
     ## Description
-    A weighted graph is told as roads, flights or edges. The path over the fewest edges and the one that always takes
-    the lightest edge to a new node are never shortest. Every path of least weight is right. Teaches Dijkstra's
+    A weighted graph is told as roads, flights or edges. The path over the fewest edges is never shortest, nor is one
+    that always takes the lightest edge to a new node, from either end, perhaps with a look for the goal. Every path of least weight is right. Teaches Dijkstra's
     algorithm, or any search that keeps totals.
 
     ## Observation
@@ -139,7 +139,8 @@ class ShortestPathEnv(SingleTurnEnv):
             weights = {(a, b): w for a, near in _outgoing(edges, directed).items() for b, w in near}
             if sum(weights[step] for step in pairwise(straight)) == lengths[goal]:
                 continue
-            if _greedy(start, goal, edges, directed) != _path(goal, before):
+            ways = _lightest_first(start, goal, edges, directed).values()
+            if not any(sum(weights[step] for step in pairwise(path)) == lengths[goal] for path in ways):
                 return {"story": story, "directed": directed, "edges": edges, "start": start, "goal": goal}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -181,6 +182,12 @@ class ShortestPathEnv(SingleTurnEnv):
         self._nodes = {node for edge in self._weights for node in edge}
         self._path = shortest(self.problem)
         self._length = self._weigh([node.lower() for node in self._path])
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the paths that always take the lightest edge."""
+        problem = self.problem
+        ways = _lightest_first(problem["start"], problem["goal"], problem["edges"], problem["directed"])
+        return {name: self.write_answer(" -> ".join(path)) for name, path in ways.items()}
 
     def prompt(self) -> str:
         """Return the edges and the question."""
@@ -256,14 +263,28 @@ def _steps(goal: str, before: Mapping[str, str]) -> int:
     return len(_path(goal, before)) - 1
 
 
-def _greedy(start: str, goal: str, edges: Sequence[Sequence[Any]], directed: bool) -> list[str]:
-    """Return where the lightest edge to a new node leads, again and again."""
-    near, path = _outgoing(edges, directed), [start]
-    while path[-1] != goal:
-        ahead = [(weight, node) for node, weight in near[path[-1]] if node not in path]
-        if not ahead:
-            break
-        path.append(min(ahead)[1])
+def _lightest_first(start: str, goal: str, edges: Sequence[Sequence[Any]], directed: bool) -> dict[str, list[str]]:
+    """Return paths that always take the lightest edge to a new node, by name; in a dead end they go one step back."""
+    ways = (("forwards", edges, start, goal), ("backwards", [[b, a, weight] for a, b, weight in edges], goal, start))
+    found = {}
+    for way, these, first, last in ways:
+        near = _outgoing(these, directed)
+        for name, takes_goal in (("", False), (", the goal as soon as it is next", True)):
+            path = _lightest_path(first, last, near, takes_goal)
+            if path:
+                found[f"the lightest edge, {way}{name}"] = path if way == "forwards" else path[::-1]
+    return found
+
+
+def _lightest_path(start: str, goal: str, near: Outgoing, takes_goal: bool) -> list[str]:
+    path, seen = [start], {start}
+    while path and path[-1] != goal:
+        ahead = [(takes_goal and node != goal, weight, node) for node, weight in near[path[-1]] if node not in seen]
+        if ahead:
+            path.append(min(ahead)[2])
+            seen.add(path[-1])
+        else:
+            path.pop()
     return path
 
 

@@ -91,7 +91,10 @@ class StackMachineEnv(SingleTurnEnv):
     answer_example = "3, -1, 4"
 
     def generate(self) -> dict[str, Any]:
-        """Draw a program that leaves a few numbers, none of them large, and not only what was pushed."""
+        """Draw a program that leaves a few numbers, none of them large, and not only what was pushed.
+
+        Who runs a loop once, or one round too few or too many, finds another stack.
+        """
         random, settings = self.np_random.random, self.settings
         fewest, most = settings.get("steps", (0, _MOST_STEPS))
         while True:
@@ -103,7 +106,10 @@ class StackMachineEnv(SingleTurnEnv):
             except InvalidActionError:
                 continue
             pushed = [int(line[5:]) for line in program if line.startswith("push")]
-            if 2 <= len(stack) <= settings.get("left", 6) and max(map(abs, stack)) <= _FAR and stack != pushed:
+            if not (2 <= len(stack) <= settings.get("left", 6) and max(map(abs, stack)) <= _FAR and stack != pushed):
+                continue
+            slips = _slips(program)
+            if bool(slips) == bool(settings["loops"]) and stack not in slips.values():
                 return {"program": program}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -116,6 +122,11 @@ class StackMachineEnv(SingleTurnEnv):
     def begin(self) -> None:
         """Run the program."""
         self._stack = run_program(self.problem["program"])
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the final stacks of programs whose loops run once, or one round too few or too many."""
+        slips = _slips(self.problem["program"])
+        return {name: self.write_answer(", ".join(map(str, stack))) for name, stack in slips.items() if stack}
 
     def prompt(self) -> str:
         """Return what the instructions do, and the program."""
@@ -186,6 +197,25 @@ def run_program(program: Sequence[str]) -> list[int]:
     if loops:
         raise InvalidActionError("a loop has no end")
     return stack
+
+
+def _slips(program: Sequence[str]) -> dict[str, list[int] | None]:
+    """Return the final stack after each mistake about loops, by name; None if the program then fails."""
+    places = [place for place, line in enumerate(program) if line.startswith("repeat")]
+    changed = {"every loop once": dict.fromkeys(places, 1)} if places else {}
+    for number, place in enumerate(places, 1):
+        rounds = int(program[place][7:])
+        changed |= {f"loop {number} once": {place: 1}, f"loop {number} one round more": {place: rounds + 1}}
+        if rounds > 1:
+            changed[f"loop {number} one round fewer"] = {place: rounds - 1}
+    found: dict[str, list[int] | None] = {}
+    for name, rounds_of in changed.items():
+        lines = [f"repeat {rounds_of[i]}" if i in rounds_of else line for i, line in enumerate(program)]
+        try:
+            found[name] = run_program(lines)
+        except InvalidActionError:
+            found[name] = None
+    return found
 
 
 def _n_steps(program: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
@@ -11,15 +12,18 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_tool_call
 from llm_envs.rewards.builders import passed_share
 from llm_envs.sandbox import SandboxLimits
+from llm_envs.tasks.code.boundaries import off_by_one, telling
+from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.judging import SANDBOX_LACKS
 from llm_envs.tasks.code.linking import LinkError, link
-from llm_envs.tasks.code.package_texts import readme, sources
+from llm_envs.tasks.code.package_texts import body, names_in_words, readme, sentence, sources
 from llm_envs.tasks.code.packages import (
     MODULES,
     Part,
     Parts,
     draw_parts,
     draw_spellings,
+    draw_turned,
     function_of,
     functions,
     is_package,
@@ -43,6 +47,10 @@ _FALSE_REPAIRS = 2
 pass, and does not read, is right in a third of the episodes."""
 _N_INTEGERS = 24
 _N_LISTS = 8
+_N_TRIES = 4
+"""Mistakes of one part, of which each is judged: comparing the README with the code must not find it."""
+_N_PROBES = 120
+"""Lists among which one is looked for that tells a function from one whose number is off by one."""
 """Numbers, and lists, on which the hidden tests call each function."""
 Functions = Mapping[str, Callable[[Any], Any]]
 
@@ -54,10 +62,12 @@ class FixRepositoryEnv(ToolEnv):
 
     ## Description
     Each episode has its own package: rules, values, lists, measures and reports, small functions that call each
-    other across modules. Its README describes every function in words. Some lines are wrong: another number or
-    comparison, another function called, calls in another order. Tests in the tree show some of that. Tests that are
-    not in the tree call every function, on other numbers and lists, and decide. Teaches to read a specification
-    against code, to search and edit several files, and not to take passing tests for a proof.
+    other across modules. Its README describes every function in words, of some also what they did in an earlier
+    version. Some lines are wrong: another number or comparison, another function called, calls in another order. The
+    numbers of right lines need not be those of the README (`>= 4` for greater than 3): comparing numbers, signs and
+    names does not find the mistakes. Tests in the tree show some of them. Tests that are not in the tree call every
+    function, on other numbers and lists, and decide. Teaches to read a specification against code, to search and edit
+    several files, and not to take passing tests for a proof.
 
     ## Observation
     First what is to be done. After a call what the tool returns: what a command prints, "(done)", how many tests
@@ -80,10 +90,11 @@ class FixRepositoryEnv(ToolEnv):
       42, where rules build on each other and no failing test is mended by one repair.
     - `max_turns`: 16, 20, 28 and 40 by default: enough for one call in each reply.
     - `reset(options={"problem": {"package": "harbor", "parts": [...], "mistakes": [[3, 0]], "spellings": [...],
-      "order": [...], "tests": [["is_amber", 3]], "integers": [3], "lists": [[1, 2]]}})`: a package as
-      `tasks/code/packages.py` makes it, its mistakes (which part, which of its neighbours), how each part is written
-      (a number from 0 to 3), the order of the sentences, the tests in the tree, and what the hidden ones call
-      the functions with.
+      "order": [...], "written": [...], "former": [-1], "tests": [["is_amber", 3]], "integers": [3],
+      "lists": [[1, 2]]}})`: a package as `tasks/code/packages.py` makes it, one that does the same and
+      whose modules are shown, the latter's mistakes (which part, which of its neighbours), how each part is written (a
+      number from 0 to 3), the order of the sentences, which neighbour of each part it was formerly, or -1, the tests in
+      the tree, and what the hidden ones call the functions with.
 
     ## Version History
     - v0: first version.
@@ -92,7 +103,7 @@ class FixRepositoryEnv(ToolEnv):
     difficulties = {
         "easy": Difficulty(
             "1 mistake in 13 functions, which the tests show",
-            chance_rate=0.02,
+            chance_rate=0.05,
             settings={
                 "turns": 16, "n": {"rule": 3, "value": 2, "list": 3, "measure": 3, "report": 2}, "mistakes": 1,
                 "tested": ("rule", "value", "selection", "step", "measure", "report"), "tests": 8,
@@ -134,7 +145,7 @@ class FixRepositoryEnv(ToolEnv):
     default_max_turns = 16
     problem_fields = {
         "package": str, "parts": list, "mistakes": list, "spellings": list, "order": list, "tests": list,
-        "integers": list, "lists": list,
+        "integers": list, "lists": list, "written": list, "former": list,
     }  # fmt: skip
     instructions = (
         "Repair the package with the tools. README.md describes what each function must do, and README.md is right. "
@@ -170,18 +181,24 @@ class FixRepositoryEnv(ToolEnv):
             parts = draw_parts(random, settings["n"], is_linked=settings["is_linked"])
             spellings = [0] * len(parts) if settings["is_plain"] else draw_spellings(random, parts)
             order = list(range(len(parts))) if settings["is_plain"] else shuffled(random, range(len(parts)))
+            written = draw_turned(random, parts)
             made, numbers = functions(parts), numbers_in(parts)
+            former = [_draw_former(random, parts, place) for place in range(len(parts))]
+            package = {"parts": parts, "written": written, "spellings": spellings, "former": former}
+            is_compared = cache(partial(_is_compared, package, made, names_in_words(parts)))
             for _ in range(12):
                 lists = [_draw_list(random, numbers, size) for size in (0, 1, *(_SIZE,) * (_N_LISTS - 2))]
                 integers = _draw_integers(random, numbers)
-                mistakes = _draw_mistakes(random, parts, made, settings["mistakes"], integers, lists)
-                tests = mistakes and _draw_tests(random, parts, mistakes, (integers, lists), settings)
+                mistakes = _draw_mistakes(random, written, made, settings["mistakes"], (integers, lists), is_compared)
+                tests = mistakes and _draw_tests(random, written, mistakes, (integers, lists), settings)
                 if mistakes and tests:
+                    for place, _ in mistakes:
+                        inputs = lists if takes_list(parts[place]) else integers
+                        inputs += _telling(random, package, place, made, inputs)
                     return {
                         "package": pick(random, _PACKAGES),
-                        "parts": parts,
+                        **package,
                         "mistakes": mistakes,
-                        "spellings": spellings,
                         "order": order,
                         "tests": tests,
                         "integers": integers,
@@ -200,6 +217,15 @@ class FixRepositoryEnv(ToolEnv):
             raise InvalidActionError("its package must have a name of 3 to 20 small letters")
         if sorted(map(repr, problem["order"])) != sorted(map(repr, range(len(parts)))):
             raise InvalidActionError("its order must name each part once")
+        written, former = problem["written"], problem["former"]
+        if not is_package(written) or list(map(_place_of, written)) != list(map(_place_of, parts)):
+            raise InvalidActionError("what is written is another package")
+        if key_of(written) != key_of(parts):
+            raise InvalidActionError("what is written does not do the same as its parts")
+        if len(former) != len(parts) or not all(
+            type(number) is int and -1 <= number < len(neighbours(parts, place)) for place, number in enumerate(former)
+        ):
+            raise InvalidActionError("its former must be -1, or the number of a neighbour, for each part")
         spellings = problem["spellings"]
         if len(spellings) != len(parts) or not all(type(s) is int and 0 <= s <= 3 for s in spellings):
             raise InvalidActionError("its spellings must be a number from 0 to 3 for each part")
@@ -214,7 +240,7 @@ class FixRepositoryEnv(ToolEnv):
                 raise InvalidActionError(f"its test of {test[0]} has a wrong argument")
         if not problem["tests"]:
             raise InvalidActionError("it must have at least one test")
-        _check_mistakes(parts, problem["mistakes"], integers, lists)
+        _check_mistakes(written, problem["mistakes"], integers, lists)
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
         """Return what the functions do: other names, mistakes and tests do not make another problem."""
@@ -257,7 +283,7 @@ class FixRepositoryEnv(ToolEnv):
         for looks in (["ls -R /"], [f"cat {path}" for path in ("/README.md", *modules, f"/tests/test_{package}.py")]):
             if missing := [look for look in looks if look not in bench.done]:
                 return "\n".join(format_tool_call("shell", command=look) for look in missing)
-        right = _tree(self.problem, self.problem["parts"])
+        right = _tree(self.problem, self.problem["written"])
         repairs = [call for path in modules for call in _repairs(path, bench.machine.files.get(path, ""), right[path])]
         if repairs and bench.is_tested:
             return "\n".join(repairs[: self.max_calls_per_turn])
@@ -291,14 +317,28 @@ def _tree(problem: Mapping[str, Any], parts: Parts) -> dict[str, str]:
     """Return the files of the package with these parts."""
     package = problem["package"]
     return {
-        "/README.md": readme(problem["parts"], package, problem["order"]),
+        "/README.md": readme(problem["parts"], package, problem["order"], _formers(problem)),
         **sources(parts, package, problem["spellings"]),
         f"/tests/test_{package}.py": _test_file(problem),
     }
 
 
 def _wrong_tree(problem: Mapping[str, Any]) -> dict[str, str]:
-    return _tree(problem, with_mistakes(problem["parts"], problem["mistakes"]))
+    return _tree(problem, with_mistakes(problem["written"], problem["mistakes"]))
+
+
+def _formers(problem: Mapping[str, Any]) -> list[Part | None]:
+    """Return what each part was in an earlier version."""
+    return [_former(problem, place) for place in range(len(problem["parts"]))]
+
+
+def _former(problem: Mapping[str, Any], place: int) -> Part | None:
+    number = problem["former"][place]
+    return None if number < 0 else neighbours(problem["parts"], place)[number]
+
+
+def _place_of(part: Part) -> tuple[str, str]:
+    return part["kind"], part["name"]
 
 
 def _test_file(problem: Mapping[str, Any]) -> str:
@@ -345,22 +385,108 @@ def _is_seen(
     return any(right(value) != wrong(value) for value in (lists if takes_list(part) else integers))
 
 
+def _draw_former(random: Random, parts: Parts, place: int) -> int:
+    """Draw which neighbour of a part the README tells to have been in its place, for half of the parts; or -1."""
+    n = len(neighbours(parts, place))
+    return between(random, 0, n - 1) if n and random() < 0.5 else -1
+
+
 def _draw_mistakes(
-    random: Random, parts: Parts, made: Functions, n: int, integers: Sequence[int], lists: Sequence[list[int]]
+    random: Random,
+    written: Parts,
+    made: Functions,
+    n: int,
+    hidden: tuple[Sequence[int], Sequence[list[int]]],
+    is_compared: Callable[[int, int, bool], bool],
 ) -> list[list[int]]:
     """Draw mistakes in different parts, each of which the hidden tests show; [] if there are too few.
 
     Whichever of them are left: the first part that is wrong calls only right ones, so the tests of its function fail.
+    Comparing a part with its sentence mends none of them, and at least half of them not even if the player leaves out
+    what the README tells of earlier versions.
     """
     mistakes: list[list[int]] = []
-    for place in shuffled(random, range(len(parts))):
-        if others := neighbours(parts, place):
-            mistake = [place, between(random, 0, len(others) - 1)]
-            if _is_seen(parts, made, mistake, integers, lists):
+    n_plain = 0
+    for place in shuffled(random, range(len(written))):
+        for number in sample(random, range(m := len(neighbours(written, place))), min(_N_TRIES, m)):
+            mistake = [place, number]
+            if not _is_seen(written, made, mistake, *hidden) or is_compared(place, number, True):
+                continue
+            is_plain = is_compared(place, number, False)
+            if not is_plain or n_plain < n // 2:
                 mistakes.append(mistake)
+                n_plain += is_plain
+                break
         if len(mistakes) == n:
             return sorted(mistakes)
     return []
+
+
+def _is_compared(
+    package: Mapping[str, Any],
+    made: Functions,
+    names: Mapping[str, str],
+    place: int,
+    number: int,
+    is_former_read: bool,
+) -> bool:
+    """Whether a player that compares a wrong function with its sentence mends it.
+
+    Args:
+        package: Its parts, how they are written, and what they were formerly.
+        made: Its functions.
+        names: Their names, by the words that stand for them.
+        place: Which part is wrong.
+        number: Which of its neighbours is in its place.
+        is_former_read: Whether the player also reads what the function did in an earlier version.
+    """
+    parts, spelling = package["parts"], package["spellings"][place]
+    right = body(package["written"][place], spelling)
+    _, *wrong = body(neighbours(package["written"], place)[number], spelling)
+    former = _former(package, place) if is_former_read else None
+    compared = compared_repairs(sentence(parts[place], former), wrong, names, parts[place]["name"]).values()
+    repairs = {tuple(lines) for lines in compared}
+    if not repairs or tuple(right[1:]) in repairs:
+        return bool(repairs)
+    probes = [[], [3], *_PROBES] if takes_list(parts[place]) else list(range(-20, 40))
+    expected = list(map(made[parts[place]["name"]], probes))
+    return any(_run([right[0], *lines], made, probes) == list(map(repr, expected)) for lines in repairs)
+
+
+_PROBES = tuple([(7 * i * i + 11 * i * j + 5 * j * j) % 37 - 12 for j in range(6 + i % 4)] for i in range(10))
+"""Lists of numbers that look random."""
+
+
+def _run(lines: Sequence[str], made: Functions, inputs: Sequence[Any]) -> list[str]:
+    """Return what a function that this module has written gives for inputs, with the functions that it may call."""
+    namespace: dict[str, Any] = dict(made)
+    exec("\n".join(lines), namespace)
+    function = namespace[lines[0][4 : lines[0].index("(")]]
+    found = []
+    for value in inputs:
+        try:
+            found.append(repr(function(value)))
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+
+
+def _telling(random: Random, package: Mapping[str, Any], place: int, made: Functions, inputs: Sequence[Any]) -> Any:
+    """Draw inputs that tell a function from those with a number off by one, as far as the given ones do not."""
+    part = package["written"][place]
+    right = body(part, package["spellings"][place])
+    others = [[*right[:i], changed, *right[i + 1 :]] for i in range(1, len(right)) for changed in off_by_one(right[i])]
+    numbers = numbers_in([part])
+
+    def probes() -> list[Any]:
+        if takes_list(part):
+            return [_draw_list(random, numbers or [0], between(random, 1, 9)) for _ in range(_N_PROBES)]
+        return list(range(-60, 61))
+
+    def runs(lines: Sequence[str]) -> Callable[[Sequence[Any]], list[str]]:
+        return lambda values: _run(lines, made, values)
+
+    return telling(runs(right), map(runs, others), inputs, probes)
 
 
 def _draw_tests(

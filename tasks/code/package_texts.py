@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llm_envs.tasks.code.forms import condition_words, value_words
 from llm_envs.tasks.code.packages import MODULES, Part, Parts, measure_lines, takes_list
 from llm_envs.tasks.code.pipelines import STEPS
-from llm_envs.tasks.code.programs import PLACE, SHAPES, condition_words, slot_words, value_words
+from llm_envs.tasks.code.programs import PLACE, SHAPES, slot_words
 from llm_envs.tasks.code.spellings import spell_condition, spell_value
 
-__all__ = ["readme", "sources"]
+__all__ = ["body", "names_in_words", "readme", "sentence", "sources"]
 
 
 # As Python.
@@ -31,7 +32,7 @@ def sources(parts: Parts, package: str, spellings: Sequence[int]) -> dict[str, s
             for other in _IMPORTED.get(module, ())
         ]
         bodies = [
-            "\n".join([f"def {part['name']}({_argument(part)}):", *_body(part, spelling)])
+            "\n".join(body(part, spelling))
             for part, spelling in zip(parts, spellings, strict=True)
             if MODULES[part["kind"]] == module
         ]
@@ -44,6 +45,11 @@ _IMPORTED = {"lists": ("rules", "values"), "measures": ("rules", "values"), "rep
 
 def _argument(part: Part) -> str:
     return "xs" if takes_list(part) else "x"
+
+
+def body(part: Part, spelling: int) -> list[str]:
+    """Return the lines of a part's function."""
+    return [f"def {part['name']}({_argument(part)}):", *_body(part, spelling)]
 
 
 def _body(part: Part, spelling: int) -> list[str]:
@@ -70,41 +76,56 @@ _LINKED = {"or": "{}(x) or {}", "and": "{}(x) and {}", "and not": "not {}(x) and
 # In words.
 
 
-def readme(parts: Parts, package: str, order: Sequence[int]) -> str:
+def readme(parts: Parts, package: str, order: Sequence[int], former: Sequence[Part | None]) -> str:
     """Return what the functions should do, in words.
 
     Args:
         parts: The package.
         package: Its name.
         order: Of the sentences, as places in `parts`.
+        former: What each part was in an earlier version, which the README tells; None if it tells nothing.
     """
     places = sorted(range(len(parts)), key=lambda place: order[place])
-    lines = [f"- {_sentence(parts[place])}" for place in places]
+    lines = [f"- {sentence(parts[place], former[place])}" for place in places]
     return "\n".join(
         [f"# {package}", "", "Functions on whole numbers x and lists xs of whole numbers.", "", *lines, ""]
     )
 
 
-def _sentence(part: Part) -> str:
+def sentence(part: Part, former: Part | None = None) -> str:
+    """Return what a function should do, perhaps with what it did in an earlier version."""
+    what = f"`{part['name']}({_argument(part)})`: {_words(part)}"
+    return what if former is None else f"{what} Until version 2: {_words(former)}"
+
+
+def names_in_words(parts: Parts) -> dict[str, str]:
+    """Return the names of the functions by the words that stand for them in sentences."""
+    names = {part["name"]: part["name"] for part in parts}
+    names |= {_adjective(part["name"]): part["name"] for part in parts if part["kind"] == "rule"}
+    spoken = {_spoken(part["name"]): part["name"] for part in parts if part["kind"] == "value"}
+    return names | spoken | {f"{words}s": name for words, name in spoken.items()}
+
+
+def _words(part: Part) -> str:
     name, kind = part["name"], part["kind"]
     if kind == "rule":
         own, link = condition_words(part["C"]), part.get("with")
         what = own if link is None else _LINK_WORDS[link[0]].format(_adjective(link[1]), own)
-        return f"`{name}(x)`: x is {_adjective(name)} if it {what}; True or False."
+        return f"x is {_adjective(name)} if it {what}; True or False."
     if kind == "value":
-        return f"`{name}(x)`: the {_spoken(name)} of a number is {value_words(part['V'])}."
+        return f"the {_spoken(name)} of a number is {value_words(part['V'])}."
     if kind == "selection":
         return (
-            f"`{name}(xs)`: the list of the {_spoken(part['value'])}s of all numbers that are "
+            f"the list of the {_spoken(part['value'])}s of all numbers that are "
             f"{_adjective(part['rule'])}, in their order."
         )
     if kind == "step":
         step, k = part["step"]
-        return f"`{name}(xs)`: {STEPS[step].say(k)}. Return the list."
+        return f"{STEPS[step].say(k)}. Return the list."
     if kind == "measure":
-        return f"`{name}(xs)`: {_measure_words(part)}"
+        return _measure_words(part)
     *lists, last = part["calls"]
-    return f"`{name}(xs)`: {', then '.join(f'`{call}`' for call in lists)}, and `{last}` of the list that results."
+    return f"{', then '.join(f'`{call}`' for call in lists)}, and `{last}` of the list that results."
 
 
 _LINK_WORDS = {"or": "is {}, or if it {}", "and": "is {} and also {}", "and not": "is not {} but {}"}

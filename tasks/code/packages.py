@@ -21,17 +21,22 @@ from functools import lru_cache
 from typing import Any
 
 from llm_envs.env import canonical_json
-from llm_envs.tasks.code.pipelines import STEPS
-from llm_envs.tasks.code.programs import (
-    PLACE,
-    SHAPES,
-    SLOTS,
+from llm_envs.tasks.code.forms import (
     draw_condition,
     draw_value,
     is_possible,
     next_to,
     normal_condition,
     one_step_away,
+    turned,
+)
+from llm_envs.tasks.code.pipelines import STEPS
+from llm_envs.tasks.code.programs import (
+    PLACE,
+    SHAPES,
+    SLOTS,
+    compares,
+    draw_written,
     slots_of,
     with_names,
 )
@@ -45,6 +50,7 @@ __all__ = [
     "Parts",
     "draw_parts",
     "draw_spellings",
+    "draw_turned",
     "function_of",
     "functions",
     "is_package",
@@ -108,6 +114,17 @@ def draw_parts(random: Random, n: Mapping[str, int], *, is_linked: bool) -> Part
                     break
             parts.append(part)
     return parts
+
+
+def draw_turned(random: Random, parts: Parts) -> Parts:
+    """Draw a package that does the same, perhaps with other comparisons: at least 4 for greater than 3."""
+    written = [dict(part) for part in parts]
+    for part in written:
+        if "C" in part:
+            part["C"] = turned(random, part["C"])
+        if "function" in part:
+            part["function"] = draw_written(random, part["function"])
+    return written
 
 
 def _draw_fields(random: Random, kind: str, parts: Parts, is_linked: bool) -> dict[str, Any]:
@@ -375,6 +392,9 @@ def key_of(parts: Parts) -> list[str]:
             fields["C"] = normal_condition(fields["C"])
         if "with" in fields:
             fields["with"] = fields["with"][0]
+        if "function" in fields and compares(fields["function"]["shape"]):
+            _, sign, number = normal_condition(["one", fields["function"]["R"], fields["function"]["k"]])
+            fields["function"] = {**fields["function"], "R": sign, "k": number}
         whole[part["name"]] = [fields, *(whole[name] for name in uses(part))]
     return sorted(map(canonical_json, whole.values()))
 

@@ -2,8 +2,8 @@
 
 A function is data: `{"shape": ..., slot: value, ...}`. A shape has lines of Python and a description, with places for
 its slots: numbers, relations, a condition on a number ("C") and a value made of a number ("V"). A mistake is a line in
-which one number or sign is another. Every wrong line is right in another function, so that no line shows by itself that
-it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
+which a number or sign is another, or two are exchanged. Every wrong line is right in another function, so that no line
+shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from llm_envs.tasks.draws import Random, between, pick
+from llm_envs.tasks.code.forms import (
+    RELATIONS,
+    SHIFTED,
+    WORDS,
+    condition_code,
+    condition_words,
+    draw_condition,
+    draw_value,
+    is_possible,
+    next_to,
+    normal_condition,
+    one_step_away,
+    turned,
+    value_code,
+    value_words,
+)
+from llm_envs.tasks.draws import Random, pick
 
 __all__ = [
     "NAMES",
@@ -22,27 +38,19 @@ __all__ = [
     "SHAPES",
     "SLOTS",
     "Function",
-    "condition_code",
-    "condition_words",
+    "compares",
     "describe",
     "draw",
-    "draw_condition",
-    "draw_value",
+    "draw_written",
     "is_function",
-    "is_possible",
     "key_of",
     "mistake",
+    "near",
     "neighbours",
-    "next_to",
-    "normal_condition",
-    "numbers_of",
-    "one_step_away",
     "run",
     "slot_words",
     "slots_of",
     "source",
-    "value_code",
-    "value_words",
     "with_names",
 ]
 
@@ -51,21 +59,13 @@ N_NAMES = 6
 """Names of variables that a function may need."""
 NAMES = ("value", "item", "left", "right", "total", "count", "best", "size", "place", "rest", "first", "last", "found")
 
-_RELATIONS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
-_OTHERS = {"==": ("!=",), "!=": ("==",), "+": ("-",), "-": ("+",), "min": ("max",), "max": ("min",)} | {
-    sign: tuple(other for other in _RELATIONS if other != sign) for sign in _RELATIONS
-}
-"""The signs for which a sign can be mistaken."""
-_STEPS = (-3, -2, -1, 1, 2, 3)
-"""By how much a number can be wrong."""
-_WORDS = {"+=": "add", "-=": "subtract", "+": "plus", "-": "minus", "min": "smaller", "max": "larger"}
 SLOTS: dict[str, tuple[Any, ...]] = {
     "s": tuple(range(20)),
     "d": tuple(range(-9, 10)),
     "k": tuple(range(2, 25)),
     "n": (2, 3, 4, 5),
     "p": (0, 1, 2, 3),
-    "R": tuple(_RELATIONS),
+    "R": tuple(RELATIONS),
     "O": (">", "<"),
     "A": ("+=", "-="),
     "B": ("+=", "-="),
@@ -261,94 +261,6 @@ for {4} in {0}:
 PLACE = re.compile(r"\[([A-Za-z])(?: ((?:[^][]|\[[^]]*\])+))?\]")
 
 
-# Conditions: [kind, sign, number, ...]; values: [kind, ...].
-
-
-def condition_code(condition: Sequence[Any], x: str) -> str:
-    """Return a condition on x as Python."""
-    kind, sign, a, *more = condition
-    if kind == "one":
-        return f"{x} {sign} {a}"
-    if kind == "rest":
-        return f"{x} % {a} {sign} {more[0]}"
-    if kind == "digit":
-        return f"abs({x}) % 10 {sign} {a}"
-    return f"{x} {sign} {a} {kind} {x} {more[0]} {more[1]}"
-
-
-def condition_words(condition: Sequence[Any]) -> str:
-    """Return a condition in words, to follow "a number that"."""
-    kind, sign, a, *more = condition
-    if kind == "one":
-        return f"is {_RELATIONS[sign]} {a}"
-    if kind == "rest":
-        return f"{'leaves' if sign == '==' else 'does not leave'} the remainder {more[0]} on division by {a}"
-    if kind == "digit":
-        return f"{'has' if sign == '==' else 'does not have'} {a} as its last digit"
-    return f"is {_RELATIONS[sign]} {a} {kind} {_RELATIONS[more[0]]} {more[1]}"
-
-
-def value_code(value: Sequence[Any], x: str) -> str:
-    """Return a value made of x as Python."""
-    kind, *rest = value
-    if kind == "same":
-        return x
-    if kind == "square":
-        return f"{x} * {x}"
-    if kind == "scaled":
-        return f"{rest[0]} * {x} {rest[1]} {rest[2]}"
-    if kind == "distance":
-        return f"abs({x} - {rest[0]})"
-    if kind == "bound":
-        return f"{rest[0]}({x}, {rest[1]})"
-    return f"{x} {'//' if kind == 'quotient' else '%'} {rest[0]}"
-
-
-def value_words(value: Sequence[Any]) -> str:
-    """Return a value in words."""
-    kind, *rest = value
-    if kind == "same":
-        return "the number"
-    if kind == "square":
-        return "its square"
-    if kind == "scaled":
-        return f"{rest[0]} times the number {_WORDS[rest[1]]} {rest[2]}"
-    if kind == "distance":
-        return f"its distance from {rest[0]}"
-    if kind == "bound":
-        return f"the {_WORDS[rest[0]]} of the number and {rest[1]}"
-    return f"its {'quotient (rounded down)' if kind == 'quotient' else 'remainder'} on division by {rest[0]}"
-
-
-def draw_condition(random: Random, is_simple: bool) -> list[Any]:
-    """Draw a condition."""
-    kind = pick(random, ("one", "rest", "digit", "one") if is_simple else ("one", "rest", "digit", "and", "or"))
-    if kind == "one":
-        return ["one", pick(random, tuple(_RELATIONS)), between(random, -4, 14)]
-    if kind == "rest":
-        divisor = between(random, 2, 6)
-        return ["rest", pick(random, ("==", "!=")), divisor, between(random, 0, divisor - 1)]
-    if kind == "digit":
-        return ["digit", pick(random, ("==", "!=")), between(random, 0, 9)]
-    low = between(random, -5, 8)
-    high = low + between(random, 3, 10)
-    signs = ((">", ">="), ("<", "<=")) if kind == "and" else (("<", "<="), (">", ">="))
-    return [kind, pick(random, signs[0]), low, pick(random, signs[1]), high]
-
-
-def draw_value(random: Random, is_simple: bool) -> list[Any]:
-    """Draw a value."""
-    kinds = ("same", "square", "scaled", "bound", "distance", "quotient", "rest")
-    kind = pick(random, kinds[:4] if is_simple else kinds)
-    if kind == "scaled":
-        return ["scaled", between(random, 2, 9), pick(random, ("+", "-")), between(random, 1, 9)]
-    if kind == "bound":
-        return ["bound", pick(random, ("min", "max")), between(random, 0, 12)]
-    if kind == "distance":
-        return ["distance", between(random, -3, 12)]
-    return [kind, between(random, 2, 7)] if kind in ("quotient", "rest") else [kind]
-
-
 def draw(random: Random, *, is_simple: bool = False, n_stages: int = 1) -> Function:
     """Draw a function: of a simple shape, or of any; with two stages it makes a list first, and works with that."""
     shape = pick(random, _SIMPLE if is_simple else tuple(SHAPES))
@@ -365,6 +277,26 @@ def draw(random: Random, *, is_simple: bool = False, n_stages: int = 1) -> Funct
     return function
 
 
+def draw_written(random: Random, function: Function) -> Function:
+    """Draw a function that does the same, perhaps with other comparisons: at least 4 for greater than 3.
+
+    A function that is written so has other numbers and signs than the description of the first has.
+    """
+    written = {slot: turned(random, what) if slot == "C" else what for slot, what in function.items()}
+    if "before" in function:
+        written["before"] = [turned(random, function["before"][0]), function["before"][1]]
+    if compares(function["shape"]) and random() < 0.5:
+        sign, step = SHIFTED[function["R"]]
+        if function["k"] + step in SLOTS["k"]:
+            written |= {"R": sign, "k": function["k"] + step}
+    return written
+
+
+def compares(shape: str) -> bool:
+    """Whether the relation of a shape is one to its number."""
+    return "[R] [k]" in SHAPES[shape].lines
+
+
 def source(function: Function) -> list[str]:
     """Return the lines of a function, with `{0}`, `{1}`, ... for its names."""
     before = function.get("before")
@@ -379,19 +311,22 @@ def source(function: Function) -> list[str]:
 
 def run(function: Function, inputs: Sequence[Sequence[int]]) -> list[str]:
     """Return what a function gives for each input, as a `repr`, without compiling it anew for other numbers."""
-    lists: list[Any] = [list(xs) for xs in inputs]
+    lists = _first_stage(function, [list(xs) for xs in inputs])
     numbers: list[int] = []
-    if "before" in function:
-        code = _compiled(
-            "", (("C", with_names(function["before"][0], numbers)), ("V", with_names(function["before"][1], numbers)))
-        )
-        lists = [code(xs, *numbers) for xs in lists]
-        numbers = []
     slots = tuple(
         (slot, with_names(what, numbers)) for slot, what in function.items() if slot not in ("shape", "before")
     )
     code = _compiled(function["shape"], slots)
     return [repr(code(xs, *numbers)) for xs in lists]
+
+
+def _first_stage(function: Function, lists: list[list[int]]) -> list[list[int]]:
+    if "before" not in function:
+        return lists
+    numbers: list[int] = []
+    slots = tuple((slot, with_names(what, numbers)) for slot, what in zip("CV", function["before"], strict=True))
+    code = _compiled("", slots)
+    return [code(xs, *numbers) for xs in lists]
 
 
 def with_names(what: Any, numbers: list[int]) -> Any:
@@ -436,11 +371,11 @@ def slot_words(slot: str, what: Any) -> str:
     """Return a slot's number or sign in words."""
     if slot == "O":
         return "largest" if what == ">" else "smallest"
-    return _RELATIONS.get(what) or _WORDS.get(what) or str(what)
+    return RELATIONS.get(what) or WORDS.get(what) or str(what)
 
 
 def neighbours(function: Function) -> list[Function]:
-    """Return the functions in which one sign or one number is another, by at most 3."""
+    """Return the functions in which one sign or number is another, by at most 3, or two are exchanged."""
     return list(_neighbours(function))
 
 
@@ -469,6 +404,8 @@ def key_of(function: Function) -> Function:
     """Return the same for functions that do the same: at least 4 is greater than 3."""
     conditions = {slot: normal_condition(function[slot]) for slot in ("C",) if slot in function}
     before = function.get("before")
+    if compares(function["shape"]):
+        _, conditions["R"], conditions["k"] = normal_condition(["one", function["R"], function["k"]])
     return {
         **function,
         **conditions,
@@ -476,8 +413,22 @@ def key_of(function: Function) -> Function:
     }
 
 
-def numbers_of(function: Function) -> list[int]:
-    """Return the numbers of a function: inputs with these and their neighbours show its mistakes."""
+def near(function: Function) -> list[int]:
+    """Return the numbers of a function, those one smaller or greater, and those that its first stage makes such.
+
+    Inputs with these show its mistakes.
+    """
+    numbers = {number + step for number in _numbers_of(function) for step in (-1, 0, 1)} or {0}
+    if "before" in function:
+        made = _first_stage(function, [[x] for x in _RANGE])
+        numbers |= {x for x, xs in zip(_RANGE, made, strict=True) if not numbers.isdisjoint(xs)}
+    return sorted(numbers)
+
+
+_RANGE = range(-30, 41)
+
+
+def _numbers_of(function: Function) -> list[int]:
     parts = [value for slot, value in function.items() if slot != "before"]
     for part in list(function.get("before", ())) + parts:
         parts += part if isinstance(part, list) else ()
@@ -511,64 +462,3 @@ def _neighbours(function: Function) -> Iterator[Function]:
             for other in next_to(what):
                 if other in SLOTS[slot]:
                     yield {**function, slot: other}
-
-
-def one_step_away(parts: list[Any]) -> Iterator[list[Any]]:
-    """Yield a condition or a value with one of its signs and numbers changed."""
-    for i, part in enumerate(parts[1:], 1):
-        for other in next_to(part):
-            changed = [*parts[:i], other, *parts[i + 1 :]]
-            if is_possible(changed):
-                yield changed
-
-
-def is_possible(parts: Any) -> bool:
-    """Whether a condition or a value can be drawn."""
-    if not isinstance(parts, list) or not parts:
-        return False
-    signs, numbers = [part for part in parts if type(part) is str], [part for part in parts if type(part) is int]
-    if len(signs) + len(numbers) < len(parts):
-        return False
-    kind, a, b = parts[0], *[*numbers, 0, 0][:2]
-    form = (*signs[1:], *map(type, numbers))
-    if kind in ("and", "or"):
-        signs_of_both = ((">", ">="), ("<", "<=")) if kind == "and" else (("<", "<="), (">", ">="))
-        return (
-            list(map(type, parts)) == [str, str, int, str, int]
-            and parts[1] in signs_of_both[0]
-            and parts[3] in signs_of_both[1]
-            and -5 <= a <= 8
-            and 3 <= b - a <= 10
-        )
-    return kind in _POSSIBLE and _POSSIBLE[kind](form, a, b)
-
-
-_TESTS = [("==", int), ("!=", int)]
-_POSSIBLE: dict[str, Callable[[tuple[Any, ...], int, int], bool]] = {
-    "same": lambda form, a, b: form == (),
-    "square": lambda form, a, b: form == (),
-    "one": lambda form, a, b: len(form) == 2 and form[0] in _RELATIONS and form[1] is int and -4 <= a <= 14,
-    "digit": lambda form, a, b: form in _TESTS and 0 <= a <= 9,
-    "scaled": lambda form, a, b: form in [("+", int, int), ("-", int, int)] and 2 <= a <= 9 and 1 <= b <= 9,
-    "distance": lambda form, a, b: form == (int,) and -3 <= a <= 12,
-    "bound": lambda form, a, b: form in [("min", int), ("max", int)] and 0 <= a <= 12,
-    "quotient": lambda form, a, b: form == (int,) and 2 <= a <= 7,
-    "rest": lambda form, a, b: (
-        (form == (int,) and 2 <= a <= 7) or (form[:2] in _TESTS and form[2:] == (int,) and 2 <= a <= 6 and 0 <= b < a)
-    ),
-}
-"""Whether a kind has this form, the signs and then the types of its numbers, of which a and b are the first."""
-
-
-def next_to(what: Any) -> tuple[Any, ...]:
-    """Return what a sign or a number can be mistaken for."""
-    return _OTHERS.get(what, ()) if isinstance(what, str) else tuple(what + step for step in _STEPS)
-
-
-def normal_condition(condition: list[Any]) -> list[Any]:
-    """Write a condition without "at least" and "at most"."""
-    parts = list(condition)
-    for i, part in enumerate(parts):
-        if part in (">=", "<="):
-            parts[i], parts[i + 1] = part[0], parts[i + 1] + (-1 if part == ">=" else 1)
-    return parts

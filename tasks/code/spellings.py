@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llm_envs.tasks.code.programs import condition_code, value_code
+from llm_envs.tasks.code.forms import NEGATED, SHIFTED, condition_code, value_code
 
 __all__ = ["N_SPELLINGS", "spell_condition", "spell_value"]
 
 N_SPELLINGS = 4
-_NEGATED = {">": "<=", ">=": "<", "<": ">=", "<=": ">", "==": "!=", "!=": "=="}
 _TURNED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_SHIFTED = {">": (">=", 1), ">=": (">", -1), "<": ("<=", -1), "<=": ("<", 1)}
 
 
 def spell_condition(condition: Sequence[Any], x: str, spelling: int) -> str:
@@ -28,23 +26,23 @@ def spell_condition(condition: Sequence[Any], x: str, spelling: int) -> str:
         return condition_code(condition, x)
     if kind == "one":
         if spelling == 1:
-            return f"not {x} {_NEGATED[sign]} {a}"
+            return f"not {x} {NEGATED[sign]} {a}"
         if spelling == 2:
             return f"{a} {_TURNED[sign]} {x}"
-        other, step = _SHIFTED[sign]
+        other, step = SHIFTED[sign]
         return f"{x} {other} {a + step}"
     if kind == "rest":
-        return f"({x} - {more[0]}) % {a} {sign} 0" if spelling == 1 else f"not {x} % {a} {_NEGATED[sign]} {more[0]}"
+        return f"({x} - {more[0]}) % {a} {sign} 0" if spelling == 1 else f"not {x} % {a} {NEGATED[sign]} {more[0]}"
     if kind == "digit":
-        return f'str({x})[-1] {sign} "{a}"' if spelling == 1 else f"not abs({x}) % 10 {_NEGATED[sign]} {a}"
+        return f'str({x})[-1] {sign} "{a}"' if spelling == 1 else f"not abs({x}) % 10 {NEGATED[sign]} {a}"
     opposite = "or" if kind == "and" else "and"
     second, b = more
     if spelling == 1:
-        return f"not ({x} {_NEGATED[sign]} {a} {opposite} {x} {_NEGATED[second]} {b})"
-    (first, step), (last, other_step) = _SHIFTED[sign], _SHIFTED[second]
+        return f"not ({x} {NEGATED[sign]} {a} {opposite} {x} {NEGATED[second]} {b})"
+    (first, step), (last, other_step) = SHIFTED[sign], SHIFTED[second]
     if spelling == 2:
         return f"{x} {last} {b + other_step} {kind} {x} {first} {a + step}"
-    return f"not ({x} {_NEGATED[second]} {b} {opposite} {x} {_NEGATED[sign]} {a})"
+    return f"not ({x} {NEGATED[second]} {b} {opposite} {x} {NEGATED[sign]} {a})"
 
 
 def spell_value(value: Sequence[Any], x: str, spelling: int) -> str:

@@ -14,6 +14,7 @@ __all__ = ["mutations"]
 
 _SIGNS = {">": (">=", "<"), ">=": (">", "<="), "<": ("<=", ">"), "<=": ("<", ">="), "=": ("!=",), "!=": ("=",)}
 _AGGREGATES = {"sum": ("avg", "max"), "avg": ("max", "min"), "max": ("min",), "min": ("max",)}
+_NUMBER = re.compile(r"(?:\d+|:v\d+)(?=\))")
 _START = re.compile(r"(?:WHERE|AND|HAVING) (?=\()")
 
 
@@ -24,7 +25,7 @@ def mutations(query: str) -> tuple[str, ...]:
 
 
 def _conditions(query: str) -> Iterator[str]:
-    """Leave out each condition, and exchange each of its signs."""
+    """Leave out each condition, exchange each of its signs, and make each of its numbers another by one."""
     for found in _START.finditer(query):
         start, end = found.end(), _closing(query, found.end()) + 1
         yield f"{query[:start]}(1){query[end:]}"
@@ -32,6 +33,9 @@ def _conditions(query: str) -> Iterator[str]:
         if sign is not None and "IN (" not in query[start : start + sign.start()]:
             for other in _SIGNS[sign[1]]:
                 yield f"{query[: start + sign.start(1)]}{other}{query[start + sign.end(1) :]}"
+            number = _NUMBER.match(query, start + sign.end())
+            if number is not None:
+                yield from (f"{query[: number.end()]} {step} 1{query[number.end() :]}" for step in "+-")
     for found in re.finditer(r" (NOT )?IN \(", query):
         yield f"{query[: found.start()]} {'' if found[1] else 'NOT '}IN ({query[found.end() :]}"
 

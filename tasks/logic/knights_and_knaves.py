@@ -62,12 +62,12 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0: a little over 1
-    # of 2**n.
+    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0, and how often a table
+    # of the forms that each kind says is right: in 13%, 9%, 1.2% and next to 0. It is right about 55% of the people.
     difficulties = {
         "easy": Difficulty("three people", chance_rate=0.15, n_problems=306, settings={"people": 3, "forms": _SIMPLE}),
-        "medium": Difficulty("five people", chance_rate=0.045, settings={"people": 5, "forms": _ALL}),
-        "hard": Difficulty("eight people", chance_rate=0.007, settings={"people": 8, "forms": _ALL}),
+        "medium": Difficulty("five people", chance_rate=0.1, settings={"people": 5, "forms": _ALL}),
+        "hard": Difficulty("eight people", chance_rate=0.02, settings={"people": 8, "forms": _ALL}),
         "expert": Difficulty(
             "sixteen people",
             chance_rate=0.001,
@@ -207,9 +207,16 @@ def _meaning(n: int, statement: Statement) -> int:
 
 
 def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, target: int) -> Statement:
-    """Draw a statement that the speaker can make in the assignment `target`."""
+    """Draw a statement that the speaker can make in the assignment `target`.
+
+    The form is drawn before the people, and kept if it can be: both kinds say each form equally often.
+    """
+    form, n_tries = pick(random, forms), 0
     while True:
-        form, truthful = pick(random, forms), random() < 0.5
+        n_tries += 1
+        if n_tries % _MOST_TRIES == 0:
+            form = pick(random, forms)
+        truthful = random() < 0.5
         first, second = int(random() * n), int(random() * (n - 1))
         second += second >= first
         if form == "is":
@@ -228,6 +235,8 @@ def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, 
             return statement
 
 
+_MOST_TRIES = 40
+"""After so many, a form is given up: who tells the truth among people of one kind never says that two differ."""
 _SHAPES: dict[str, tuple[str, ...]] = {
     "is": ("person", "bool"),
     "same": ("person", "person"),

@@ -1,5 +1,6 @@
 """The tasks of tasks/algorithmic: records, paths, rewriting, spelling, bases, dates, stacks."""
 
+import contextlib
 import random
 import re
 from collections import Counter
@@ -211,6 +212,19 @@ def test_directed_edges_go_one_way():
 )
 def test_shortest_path_refuses(change, complaint):
     assert is_refused("ShortestPath", PATHS | change, complaint)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_the_lightest_edge_is_never_on_the_way_all_along(level):
+    """Not from the start or from the goal, and not if one takes the goal as soon as an edge leads there."""
+    env = gym.make("llm/ShortestPath-v0", difficulty=level).unwrapped
+    for seed in range(20):
+        env.reset(seed=seed)
+        replies = env.shortcuts()
+        assert len(replies) == 4
+        for name, reply in replies.items():
+            env.reset(seed=seed)
+            assert env.step(reply)[1] == 0, (seed, name)
 
 
 def test_shortest_paths_are_those_found_by_trying_all():
@@ -541,6 +555,24 @@ def test_stack_machine(program, stack):
     assert reward("StackMachine", {"program": lines}, str(stack[::-1])) == (stack == stack[::-1])
     assert reward("StackMachine", {"program": lines}, "the stack") == pytest.approx(-0.1)
     assert reward("StackMachine", {"program": lines}, "[]") == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize("level", ["hard", "expert"])
+def test_each_round_of_a_loop_matters(level):
+    env = gym.make("llm/StackMachine-v0", difficulty=level).unwrapped
+    for seed in range(15):
+        env.reset(seed=seed)
+        program = env.problem["program"]
+        places = [i for i, line in enumerate(program) if line.startswith("repeat")]
+        replies = env.shortcuts()
+        assert places and len(replies) > len(places)
+        for rounds in (dict.fromkeys(places, 1), *({i: int(program[i][7:]) - 1} for i in places)):
+            changed = [f"repeat {max(1, rounds[i])}" if i in rounds else line for i, line in enumerate(program)]
+            with contextlib.suppress(InvalidActionError):
+                assert run_program(changed) != env._stack, (seed, rounds)
+        for name, reply in replies.items():
+            env.reset(seed=seed)
+            assert env.step(reply)[1] == 0, (seed, name)
 
 
 @pytest.mark.parametrize(

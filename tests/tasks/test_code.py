@@ -3,14 +3,18 @@
 import json
 import random
 from collections import Counter
+from functools import partial
 
 import gymnasium as gym
 import pytest
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
+from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.pipelines import RESULTS, STEPS, behaviour, compute, source
 from llm_envs.tasks.code.predict_output import run_program
 from llm_envs.tasks.code.programs import SHAPES, draw, is_function, key_of, mistake, neighbours, run
+from llm_envs.tasks.code.programs import describe as describe_program
 from llm_envs.tasks.code.programs import source as program_of
 from llm_envs.tasks.code.repair_function import MOST_CHANGES, changes
 from llm_envs.tasks.code.sql_kinds import KINDS, LEVELS, Words, quoted
@@ -143,7 +147,7 @@ def sum_with(condition):
     """Return the problem in which the condition of SUM is wrong so."""
     number = neighbours(dict(reversed(SUM.items()))).index(SUM | {"C": condition})
     inputs = [[], [3], [4], [2, 3, 4, 5], [9, -3, 1]]
-    return {"function": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1}
+    return {"function": SUM, "written": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1}
 
 
 @pytest.mark.parametrize(
@@ -196,6 +200,8 @@ def test_a_function_is_shown_with_its_mistake():
         {"function": SUM | {"V": ["rest", 0]}},
         {"function": SUM | {"shape": "sum"}},
         {"function": SUM | {"R": ">"}},
+        {"written": SUM | {"C": ["one", ">=", 3]}},  # another function
+        {"written": SUM | {"C": ["one", "?", 3]}},
     ],
 )
 def test_functions_that_cannot_be_played_are_refused(change):
@@ -260,16 +266,16 @@ def test_every_mistake_is_one(level):
 @pytest.mark.parametrize("level", ["easy", "expert"])
 def test_a_table_of_mistakes_made_in_train_does_not_repair_those_of_test(level):
     """A player that knows how each wrong line, names aside, was repaired most often in train, and reads no purpose."""
-    repairs, functions, wins, n = {}, {"train": set(), "test": set()}, 0, 200
-    for split, n_problems in (("train", 1_000), ("test", n)):
+    repairs, functions, wins, n = {}, {"train": set(), "test": set()}, 0, 120
+    for split, n_problems in (("train", 500), ("test", n)):
         env = gym.make("llm/RepairFunction-v0", difficulty=level, split=split).unwrapped
         env.reset(seed=0)
         for _ in range(n_problems):
             env.reset()
-            function = env.problem["function"]
-            functions[split].add(json.dumps(key_of(function), sort_keys=True))
-            place, wrong = mistake(function, neighbours(function)[env.problem["mistake"]])
-            lines = program_of(function)
+            written = env.problem["written"]
+            functions[split].add(json.dumps(key_of(written), sort_keys=True))
+            place, wrong = mistake(written, neighbours(written)[env.problem["mistake"]])
+            lines = program_of(written)
             right, lines[place] = lines[place], wrong
             if split == "train":
                 repairs.setdefault(wrong, Counter())[right] += 1
@@ -277,7 +283,58 @@ def test_a_table_of_mistakes_made_in_train_does_not_repair_those_of_test(level):
                 known = next((i for i, line in enumerate(lines) if line in repairs), 0)
                 wins += known == place and repairs[lines[known]].most_common(1)[0][0] == right
     assert not functions["train"] & functions["test"]
-    assert len(functions["train"]) > 950 and wins / n <= 0.1 == env.chance_rate
+    assert len(functions["train"]) > 475 and wins / n <= 0.15 == env.chance_rate
+
+
+def test_a_player_that_compares_numbers_and_signs_mends_what_is_written_as_it_is_described():
+    env = gym.make("llm/RepairFunction-v0").unwrapped
+    for condition in (["one", ">=", 3], ["one", ">", 5]):
+        env.reset(options={"problem": sum_with(condition)})
+        assert env.write_answer("4: if c > 3:") in env.shortcuts().values()
+    scaled = SUM | {"V": ["scaled", 2, "+", 5]}
+    for right, described, wrong in (
+        (scaled, scaled, {"V": ["scaled", 5, "+", 2]}),  # exchanged
+        (SUM | {"C": ["one", ">=", 4]}, SUM, {"C": ["one", ">=", 3]}),  # written otherwise than described: not found
+    ):
+        good, bad = ([line.format(*"abcdef") for line in program_of(function)] for function in (right, right | wrong))
+        assert (good in compared_repairs(describe_program(described), bad).values()) == (right is described)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_comparing_a_description_with_its_function_repairs_nothing(level):
+    env = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped
+    for seed in range(10):
+        env.reset(seed=seed)
+        for name, reply in env.shortcuts().items():
+            env.reset(seed=seed)
+            assert env.step(reply)[1] != 1, (seed, name)
+
+
+@pytest.mark.parametrize("level", ["easy", "expert"])
+def test_the_hidden_inputs_meet_every_boundary_of_the_wrong_line(level):
+    """A line whose number is off by one fails, unless it does the same on thousands of other lists."""
+    env, rng, n, n_missed = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped, random.Random(1), 0, 0
+    for seed in range(40):
+        env.reset(seed=seed)
+        right, place = [line.format(*"abcdef") for line in program_of(env.problem["written"])], env._place
+        probes = [[rng.randint(-9, 24) for _ in range(rng.randint(1, 10))] for _ in range(400)]
+        for line in off_by_one(right[place]):
+            other = [*right[:place], line, *right[place + 1 :]]
+            if outcomes(other, probes) != outcomes(right, probes):
+                n += 1
+                n_missed += outcomes(other, env.problem["inputs"]) == outcomes(right, env.problem["inputs"])
+    assert n > 80 and n_missed <= n / 50
+
+
+def test_lines_off_by_one_and_the_inputs_that_tell_them():
+    lines = ["def f(a):", "    return len([x for x in a if x > 13])"]
+    assert off_by_one(lines[1]) == [lines[1].replace("13", n) for n in ("12", "14")]
+    assert outcomes(lines, [[13, 14], []]) == ["1", "0"] and outcomes(["def f(a):", "    return a[0]"], [[]]) == [
+        "IndexError"
+    ]
+    others = [partial(outcomes, [lines[0], line]) for line in off_by_one(lines[1])]
+    assert telling(partial(outcomes, lines), others, [[3, 20]], lambda: [[1], [13], [14], [15]]) == [[13], [14]]
+    assert telling(partial(outcomes, lines), others, [[13], [14]], list) == []
 
 
 # PredictOutput.
@@ -465,12 +522,16 @@ def test_nearly_right_queries():
         f"{start}(age >= 3) AND {inner}{order} + 1",
         f"{start}(age >= 3) AND {inner}{order} - 1",
         f"{start}(1) AND {inner}{order}",
+        f"{start}(age >= 3 + 1) AND {inner}{order}",
+        f"{start}(age >= 3 - 1) AND {inner}{order}",
         f"{start}(age > 3) AND {inner}{order}",
         f"{start}(age <= 3) AND {inner}{order}",
         f"{start}(age >= 3) AND (1){order}",
         f"{start}(age >= 3) AND (id IN (SELECT k FROM b WHERE (n = 1))){order}",
         f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (1))){order}",
         f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n != 1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n = 1 + 1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n = 1 - 1))){order}",
     }
     counts = mutations("SELECT DISTINCT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1")
     assert {

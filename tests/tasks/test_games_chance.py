@@ -482,18 +482,18 @@ def test_what_a_decision_gives_away_by_hand():
     # 10 10 against 10 8: to stick on 20 wins for sure. Another card busts unless it is an ace, which makes 21 and wins
     # if nothing more is taken: 1/13 - 12/13.
     env._table.player, env._table.dealer = [10, 10], [10, 8]
-    assert env._worth() == {"stick": 1.0, "hit": pytest.approx(-11 / 13)}
+    assert blackjack._worth(env._table, True) == {"stick": 1.0, "hit": pytest.approx(-11 / 13)}
     _, reward, *_ = env.step(format_answer("hit"))
-    given_away = 1 + 11 / 13
     if len(env._results) == 0:  # the ace
         _, reward, *_ = env.step(format_answer("stick"))
-    assert reward == pytest.approx((1 - given_away) / 5)
+    assert reward == pytest.approx(-1 / 5)  # 1 - 4 * (1 + 11 / 13), but at least -1
     # 10 7 against 10 9: to stick loses for sure. Another card wins with a 3 or a 4, which make 20 and 21, and draws
     # with a 2: 2/13, less 10/13 for all others. An ace makes 18, after which one card more wins with a 2 or a 3
     # and draws with an ace: (2 - 10) / 13.
     env._table.player, env._table.dealer = [10, 7], [10, 9]
-    assert env._worth()["stick"] == -1.0
-    assert env._worth()["hit"] == pytest.approx((2 - 9) / 13 + (2 - 10) / 13 / 13)
+    worth = blackjack._worth(env._table, True)
+    assert worth["stick"] == -1.0
+    assert worth["hit"] == pytest.approx((2 - 9) / 13 + (2 - 10) / 13 / 13)
 
 
 def test_what_is_given_away_is_the_result_without_the_luck():
@@ -586,8 +586,33 @@ def test_the_reward_of_blackjack_tells_players_apart():
 
     env = make("llm/Blackjack-v0", "medium")
     always, sometimes, best = (results(env, choose, 60) for choose in (stick, to_17, oracle))
-    assert always[1] < 0.05 < sometimes[1] < 0.6 < best[1]
-    assert always[0] + 0.08 < sometimes[0] < best[0] - 0.02
+    assert always[1] == sometimes[1] == 0 and best[1] == 1
+    assert always[0] + 0.3 < sometimes[0] < best[0] - 0.06
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("least", [13, 15, 16])
+def test_a_rule_that_does_not_look_at_the_dealer_never_succeeds(level, least):
+    def choose(env, rng):
+        player = env._table.player
+        is_enough = blackjack.sum_hand(player) >= (18 if blackjack.usable_ace(player) else least)
+        return format_answer("stick" if is_enough else "hit")
+
+    assert results(make("llm/Blackjack-v0", level), choose, 15)[1] == 0
+
+
+@pytest.mark.parametrize("level", ["medium", "hard"])
+def test_a_table_by_the_dealers_card_succeeds(level):
+    """A textbook's table: stick from 12 on against 4 to 6, from 13 on against 2 and 3, else from 17; with an ace 18."""
+
+    def choose(env, rng):
+        player, card = env._table.player, env._table.dealer[0]
+        least = 12 if card in (4, 5, 6) else 13 if card in (2, 3) else 17
+        if blackjack.usable_ace(player):
+            least = 19 if card in (9, 10) else 18
+        return format_answer("stick" if blackjack.sum_hand(player) >= least else "hit")
+
+    assert results(make("llm/Blackjack-v0", level), choose, 20)[1] >= 0.9
 
 
 @pytest.mark.parametrize("level", LEVELS)
