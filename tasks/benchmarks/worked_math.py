@@ -10,6 +10,8 @@ from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.mathematics.decisions import bare_number
 from llm_envs.parsers import ParsedReply, extract_boxed, parse_boxed
 from llm_envs.parsers.answers import split_thinking
+from llm_envs.rewards import numeric_match
+from llm_envs.tasks.benchmarks.generous import read_number
 from llm_envs.tasks.benchmarks.published import Layout, PublishedEnv, require_texts
 from llm_envs.tasks.data.dataset_math import has_value
 from llm_envs.tasks.draws import Random
@@ -29,8 +31,8 @@ class GSM8KEnv(PublishedEnv):
     number as the result. The data are yours to name. Teaches to work through a story step by step.
 
     ## Observation
-    The question, and verl's request for steps and for the form of the answer. After the reply "Correct.", "Incorrect."
-    or what was malformed.
+    The question, and verl's request for steps and for the form of the answer, a bare number. After the reply
+    "Correct.", "Incorrect." or what was malformed.
 
     ## Action
     The steps, then `#### 42`. Thinking in `<think>...</think>` is allowed before them, and is not read.
@@ -50,6 +52,8 @@ class GSM8KEnv(PublishedEnv):
     - `data`: "openai/gsm8k", or a file with the fields `question` and `answer`, or rows. "{split}" in a path is
       replaced by the split.
     - `subset`: configuration of the data set; "main" by default.
+    - `form`: "official" (default), as above; or "generous", for training: `#### $18`, `#### **18**`, `####18`,
+      `#### 18.00`, a unit, a box and "The answer is 18." are read too, and a hedge is malformed.
     - `reset(options={"problem": {"question": "What is 1+2?", "answer": "3"}})` asks a given question.
 
     ## Version History
@@ -64,6 +68,7 @@ class GSM8KEnv(PublishedEnv):
         sample="gsm8k",
     )
     problem_fields = {"question": str, "answer": str}
+    read_generously = staticmethod(read_number)
     answer_template = "#### ..."
 
     def to_problem(self, fields: Mapping[str, Any], random: Random) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class GSM8KEnv(PublishedEnv):
 
     def prompt(self) -> str:
         """Return the question, and how to answer."""
-        return f'{self.problem["question"]} {_STEPS} after "####".'
+        return f'{self.problem["question"]} {_STEPS} after "####", as a bare number.'
 
     def solution(self) -> str:
         """Return the number."""
@@ -103,8 +108,9 @@ class GSM8KEnv(PublishedEnv):
         return steps if question == self.problem["question"] else self.oracle()
 
     def is_correct(self, answer: str) -> bool:
-        """Compare the texts."""
-        return answer == _unmarked(self.problem["answer"])
+        """Compare the texts; in the generous form the numbers."""
+        right = _unmarked(self.problem["answer"])
+        return answer == right or (self.form == "generous" and numeric_match(answer, right) == 1.0)
 
 
 class _BoxedEnv(PublishedEnv):

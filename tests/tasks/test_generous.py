@@ -37,6 +37,7 @@ def is_paid(env, problem, reply):
 
 @pytest.mark.parametrize("answer", ["18", "1234", "7.5", "0"])
 def test_a_number(answer):
+    env = gym.make("llm/GSM8K-v0", data="sample", form="generous")
     failed = []
     for form, is_right in rows("number"):
         if (answer == "0" and form == "#### -RIGHT") or (answer in ("0", "7.5") and form == "#### RIGHT0"):
@@ -44,7 +45,7 @@ def test_a_number(answer):
         if answer == "7.5" and form in ("#### RIGHT.00", "#### $RIGHT.00"):
             continue  # no number
         text = filled(form, RIGHT=answer, WRONG="26")
-        if (read(read_number, text) == answer) != is_right:
+        if is_paid(env, {"question": "How many?", "answer": answer}, text) != is_right:
             failed.append(text)
     assert not failed
     assert read(read_number, "#### 1,234") == "1234" and read(read_number, "#### $1,234.50") == "1234.5"
@@ -124,7 +125,7 @@ def test_a_grid():
     assert not failed
 
 
-@pytest.mark.parametrize("name", ["MMLU", "GPQA", "HotpotQA"])
+@pytest.mark.parametrize("name", ["GSM8K", "MMLU", "GPQA", "HotpotQA"])
 def test_the_official_form_is_the_default_and_the_generous_one_takes_the_oracles_reply(name):
     for form in ("official", "generous"):
         env = gym.make(f"llm/{name}-v0", data="sample", form=form)
