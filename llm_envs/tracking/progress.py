@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["can_draw", "live_progress", "progress_line", "repeating", "since"]
 
+LINE_EVERY_S = 5.0
+"""Seconds between two lines, where there is no bar."""
 BAR_WIDTHS = {110: 24, 72: 12, 0: 0}
 """Minimum width of the terminal -> width of the bar. The text has priority."""
 
@@ -53,7 +55,7 @@ def live_progress(
         total: Total number of episodes.
         done: Episodes that were already there.
         stream: Output; None is standard error.
-        every_s: Seconds between two updates; None is 0.2 on a terminal, else 5.
+        every_s: Seconds between two updates; None is 0.2 on a terminal, else `LINE_EVERY_S`.
     """
     out = stream or sys.stderr
     before, start = since(stats, None), time.perf_counter()
@@ -68,7 +70,7 @@ def live_progress(
         with _bar(out, line, lambda: done + now().accepted, total, 0.2 if every_s is None else every_s):
             yield
     else:
-        with _lines(out, line, 5.0 if every_s is None else every_s):
+        with _lines(out, line, LINE_EVERY_S if every_s is None else every_s):
             yield
 
 

@@ -16,6 +16,14 @@ from llm_envs.tasks.replies import without_fence
 __all__ = ["RegexEnv"]
 
 
+_MARKED = re.compile(r"\A(\*\*|\$)(.+)\1\Z", re.DOTALL)
+"""Bold or a formula: no pattern begins with these signs."""
+
+
+def _without_marks(answer: str) -> str:
+    return _MARKED.sub(r"\2", without_fence(answer))
+
+
 class RegexEnv(SingleTurnEnv):
     r"""Write a short regular expression that tells some texts from others.
 
@@ -61,7 +69,7 @@ class RegexEnv(SingleTurnEnv):
     problem_fields = {"pattern": str, "match": list, "reject": list}
     instructions = "Write one regular expression, and nothing else in the answer."
     answer_example = r"item-\d{3,5}"
-    plain_answer = staticmethod(lambda answer: _MARKED.sub(r"\2", without_fence(answer)))
+    plain_answer = staticmethod(_without_marks)
     has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
@@ -122,8 +130,6 @@ class RegexEnv(SingleTurnEnv):
 
 
 _GROUP = re.compile(r"(?<!\\)\(\?:")
-_MARKED = re.compile(r"\A(\*\*|\$)(.+)\1\Z", re.DOTALL)
-"""Bold or a formula: no pattern begins with these signs."""
 
 
 def _fits(pattern: Pattern, problem: Mapping[str, Any]) -> bool:

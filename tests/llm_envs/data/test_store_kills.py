@@ -146,9 +146,12 @@ def test_a_child_that_a_killed_process_leaves_does_not_keep_the_folder(tmp_path:
         import os, signal, sys, time
         from llm_envs.rollout import TrajectoryWriter
         writer = TrajectoryWriter(sys.argv[1])
+        reader, has_begun = os.pipe()
         if (child := os.fork()) == 0:
-            time.sleep(60)
+            os.write(has_begun, b".")
+            time.sleep(600)
             os._exit(0)
+        os.read(reader, 1)
         print(child, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
