@@ -168,11 +168,11 @@ def math_match(
 def _operations(text: str, target: str, lowest_terms: bool) -> set[str]:
     from llm_envs.mathematics.answer_text import clean, take_off_unit
     from llm_envs.mathematics.lists import list_items
-    from llm_envs.mathematics.notation import in_one_notation, last_side
+    from llm_envs.mathematics.notation import last_side
 
     text = text[:MAX_CHARACTERS]
     read = clean(text)
-    text = read if isinstance(read, str) else in_one_notation(text)
+    text = read if isinstance(read, str) else text  # which equals only the same text
     text = text if "=" in target else last_side(text)  # the sides before it must have the same value
     found: set[str] = set()
     for part in list_items(_DEGREE_SIGN.sub("", _RELATION.sub(",", text))):
