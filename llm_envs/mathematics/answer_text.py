@@ -207,7 +207,7 @@ _FUNCTIONS = _words(
     "ceil min max gcd lcm mod det frac binom"
 )
 _CONNECTIVES = frozenset({"or", "and"})
-_LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of"})
+_LINKS = frozenset({"to", "not", "but", "vs", "if", "or", "and", "so", "is", "no", "nor", "of", "ish"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
 _WORD_GAP = re.compile(r"\s*[,;]\s*(?:and\s+)?|\s+and\s+")

@@ -46,7 +46,7 @@ Ask = Callable[[str, str], Decision]
 """Has math-verify compare an answer with its target."""
 
 _SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*\s+(?:[A-Za-z]\s+)?\d|\d'")
-_SUBSCRIPT = re.compile(r"_(?:\w|\{[\w,]*\})|\([+-]?\d+\)|\^\s*(?:\{\s*-\s*1\s*\}|-1)")
+_SUBSCRIPT = re.compile(r"_(?:\w|\{[\w,]*\})|\([+-]?\d+(?:,\s*[+-]?\d+)*\)|\^\s*(?:\{\s*-\s*1\s*\}|-1)")
 _Y, _OF_X = re.compile(r"y\s*="), re.compile(r"\A[a-zA-Z]\(x\)\s*=")
 _POINT_ZERO = re.compile(r"\.0+\Z")
 _EMPTY = "\\emptyset"

@@ -27,7 +27,7 @@ _STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
 _BUILDER = re.compile(
     r"\\\{\s*\\?[A-Za-z]+(?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}"
 )
-_ELEMENT = re.compile(r"\\?[A-Za-z]+\s*(?:\\in(?![A-Za-z])|=)\s*(?=[\[(\]\\])")
+_ELEMENT = re.compile(r"\\?[A-Za-z]+\s*(?:\\in(?![A-Za-z])|=)\s*(?=[\[(\]\\])|[A-Z]\s*(?=\()")
 _BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _BASED = re.compile(
     r"(?:[a-zA-Z]\s*=\s*)?[({]?(-?[0-9A-Fa-f]+)[)}]?\s*_\s*[({\s]*(\d+|(?:\\text\w*\s*\{\s*)?[a-z]{3,6})[)}\s]*"

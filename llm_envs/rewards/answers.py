@@ -133,6 +133,10 @@ _OPERATORS = {
 _INDEX = re.compile(r"_(?:\w|\{\w+\})|(?<=sqrt)\s*\[\w+\]")
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
 _PLAIN_POWER = re.compile(r"(?<![\w.}\)])(\d{1,30})\s*\^\s*(?:\d|\{\s*\d{1,3}\s*\})(?![\w({])")
+_PART_OF_LETTER = re.compile(
+    r"\\frac\{\s*(\d{0,30})\s*(?:[A-Za-z]|\\pi)\s*\}\{\s*(\d{1,30})\s*\}"
+    r"|(?<![\w.}/])(\d{0,30})(?:[A-Za-z]|\\pi)\s*/\s*(\d{1,30})(?![\w.({])"
+)
 _FRACTION = re.compile(
     r"\\frac\{\s*(-?\s*\d{1,30})\s*\}\{\s*(-?\s*\d{1,30})\s*\}|(?<![\d.])(\d{1,30})\s*/\s*(\d{1,30})(?![\d.])"
 )
@@ -168,19 +172,25 @@ def math_match(
 def _operations(text: str, target: str, lowest_terms: bool) -> set[str]:
     from llm_envs.mathematics.answer_text import clean, take_off_unit
     from llm_envs.mathematics.lists import list_items
-    from llm_envs.mathematics.notation import in_one_notation, last_side
+    from llm_envs.mathematics.notation import last_side
 
     text = text[:MAX_CHARACTERS]
     read = clean(text)
-    text = read if isinstance(read, str) else in_one_notation(text)
+    text = read if isinstance(read, str) else text  # which equals only the same text
     text = text if "=" in target else last_side(text)  # the sides before it must have the same value
     found: set[str] = set()
     for part in list_items(_DEGREE_SIGN.sub("", _RELATION.sub(",", text))):
         item, _ = take_off_unit(_INDEX.sub("", part))  # 90^\circ and 5 cm^2 have no power
+        item = _PART_OF_LETTER.sub(_part_of_letter, item)  # x/2 is one half of x
         item = _FRACTION.sub(_lowest_terms if lowest_terms else _proper, _SCIENTIFIC.sub("", item))
         item = item if lowest_terms else _PLAIN_POWER.sub("1", item)
         found |= {name for name, pattern in _OPERATORS.items() if re.search(pattern, item)}
     return found
+
+
+def _part_of_letter(match: re.Match[str]) -> str:
+    above, below = int(match[1] or match[3] or 1), int(match[2] or match[4])
+    return "{1}" if below and Fraction(above, below).denominator == below > 1 else match.group()
 
 
 def _parts(match: re.Match[str]) -> tuple[int, int]:
