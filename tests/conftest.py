@@ -177,3 +177,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(mark) is not None:  # the keywords have the names of folders too
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints does not depend on how long a slow machine takes."""
+    monkeypatch.setattr("llm_envs.tracking.progress.LINE_EVERY_S", 3_600.0)

@@ -70,8 +70,8 @@ class ShortestPathEnv(SingleTurnEnv):
 
     ## Description
     A weighted graph is told as roads, flights or edges. The path over the fewest edges is never shortest, nor is one
-    that always takes the lightest edge to a new node, from either end, perhaps with a look for the goal. Every path of
-    least weight is right. Teaches Dijkstra's algorithm, or any search that keeps totals.
+    that always takes the lightest edge to a new node, from either end, perhaps with a look for the goal. Every
+    path of least weight is right. Teaches Dijkstra's algorithm, or any search that keeps totals.
 
     ## Observation
     The edges and the question. After the reply "Correct.", "Incorrect." or what was malformed.

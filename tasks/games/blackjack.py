@@ -77,7 +77,7 @@ class BlackjackEnv(GameEnv):
     """
 
     # Always sticking, and sticking from some sum on, whatever the dealer has, never succeed: such hands are drawn
-    # again. Sticking from 15 on would succeed in 0.17, 0.52, 0.65 and 0 of the levels. Always sticking earns 0.3 to 0.5.
+    # again. Sticking from 15 on would succeed in 0.17, 0.52, 0.65 and 0. Always sticking earns 0.3 to 0.5.
     difficulties = {
         "easy": Difficulty(
             "5 hands, the dealer's cards are open",

@@ -62,8 +62,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0, and how often a table
-    # of the forms that each kind says is right: in 13%, 9%, 1.2% and next to 0. It is right about 55% of the people.
+    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0, and how often a
+    # table of the forms that each kind says is right: 13%, 9%, 1.2% and next to 0. It knows 55% of the people.
     difficulties = {
         "easy": Difficulty("three people", chance_rate=0.15, n_problems=306, settings={"people": 3, "forms": _SIMPLE}),
         "medium": Difficulty("five people", chance_rate=0.1, settings={"people": 5, "forms": _ALL}),

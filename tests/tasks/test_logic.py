@@ -39,6 +39,26 @@ def is_bound(chance_rate, wins, n):
 # Assignments.
 
 
+def test_the_form_of_a_statement_does_not_give_its_speaker_away():
+    """A table of how often each form is true, made from train, knows little more than half of the people of test."""
+    tables, n_known, n = {}, 0, 0
+    for split, n_problems in (("train", 150), ("test", 100)):
+        env = gym.make("llm/KnightsAndKnaves-v0", difficulty="medium", split=split).unwrapped
+        for seed in range(n_problems):
+            env.reset(seed=seed)
+            problem = env.problem
+            for name, statement in zip(problem["people"], problem["statements"], strict=True):
+                is_truthful = env._solution[name] == problem["kinds"][0]
+                form = str([part for part in statement if isinstance(part, str | bool)])
+                if split == "train":
+                    tables.setdefault(form, []).append(is_truthful)
+                else:
+                    known = tables.get(form, [True])
+                    n_known += (2 * sum(known) >= len(known)) == is_truthful
+                    n += 1
+    assert n == 500 and n_known / n < 0.62
+
+
 def test_assignments_are_read():
     keys, values = ["Ada", "Ben"], ["knight", "knave"]
     wanted = {"Ada": "knight", "Ben": "knave"}
