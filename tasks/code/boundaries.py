@@ -59,7 +59,7 @@ def telling(
 ) -> list[T]:
     """Return inputs that tell the right function from every other that the given inputs do not tell it from.
 
-    What no probe tells from it is taken for the same function.
+    A function that no probe tells from it is taken for the same one.
 
     Args:
         right: Returns what the right function gives for inputs.

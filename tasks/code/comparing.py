@@ -1,7 +1,7 @@
 """Repairs by comparison: what a player answers who compares the words of a description with the signs of its function.
 
-The player counts numbers, signs and names here and there, and puts what stands in the text alone for what stands in the
-code alone. It reads no comparison, runs nothing and follows no call. Tasks that show a wrong function beside its
+The player counts numbers, signs and names in both. It replaces one that only the code has with one that only the text
+has. It reads no comparison, runs nothing and follows no call. Tasks that show a wrong function beside its
 description draw again what such a player mends.
 """
 
@@ -86,7 +86,7 @@ def _find(pattern: re.Pattern[str], lines: Sequence[str]) -> list[_Sign]:
 
 
 def _exchanges(said: Sequence[str], signs: Sequence[_Sign]) -> Iterator[Edit]:
-    """Yield what stands in the code alone, with what stands in the text alone."""
+    """Yield signs that only the code has, each with those that only the text has."""
     lacking = Counter(said) - Counter(sign.text for sign in signs)
     left = Counter(said)
     for sign in signs:

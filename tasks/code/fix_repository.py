@@ -48,7 +48,7 @@ pass, and does not read, is right in a third of the episodes."""
 _N_INTEGERS = 24
 _N_LISTS = 8
 _N_TRIES = 4
-"""Mistakes of one part, of which each is judged: comparing the README with the code must not find it."""
+"""Number of mistakes of one part to try: comparing the README with the code must not find it."""
 _N_PROBES = 120
 """Lists among which one is looked for that tells a function from one whose number is off by one."""
 """Numbers, and lists, on which the hidden tests call each function."""

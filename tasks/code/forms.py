@@ -186,7 +186,7 @@ _POSSIBLE: dict[str, Callable[[tuple[Any, ...], int, int], bool]] = {
         (form == (int,) and 2 <= a <= 7) or (form[:2] in _TESTS and form[2:] == (int,) and 2 <= a <= 6 and 0 <= b < a)
     ),
 }
-"""Whether a kind has this form, the signs and then the types of its numbers, of which a and b are the first."""
+"""Whether a kind has this form, the signs and then the types of its numbers; a and b are the first two."""
 
 
 def next_to(what: Any) -> tuple[Any, ...]:

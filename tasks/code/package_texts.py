@@ -83,7 +83,7 @@ def readme(parts: Parts, package: str, order: Sequence[int], former: Sequence[Pa
         parts: The package.
         package: Its name.
         order: Of the sentences, as places in `parts`.
-        former: What each part was in an earlier version, which the README tells; None if it tells nothing.
+        former: The earlier version of each part that the README tells; None if it tells none.
     """
     places = sorted(range(len(parts)), key=lambda place: order[place])
     lines = [f"- {sentence(parts[place], former[place])}" for place in places]

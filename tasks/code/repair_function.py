@@ -41,7 +41,7 @@ _N_INPUTS = 10
 _N_PROBES = 120
 """Inputs, beside these, among which one is looked for that tells the right line from one whose number is off by one."""
 _N_TRIES = 6
-"""Mistakes of one function, of which each is judged: comparing the words with the signs must not find it."""
+"""Number of mistakes of one function to try: comparing the words with the signs must not find it."""
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*(?:\n|$)")
 _ANSWER = re.compile(
     r"(?:the answer is:?\s+)?[*`-]*\s*(?:line\s+)?(\d{1,3})(?: should be| becomes| is)?[*`]*\s*[:.)][*]*\s*(.*?)",

@@ -63,7 +63,7 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     """
 
     # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0, and how often a
-    # table of the forms that each kind says is right: 13%, 9%, 1.2% and next to 0. It knows 55% of the people.
+    # table of the forms that each kind uses is right: 13%, 9%, 1.2% and next to 0. It knows 55% of the people.
     difficulties = {
         "easy": Difficulty("three people", chance_rate=0.15, n_problems=306, settings={"people": 3, "forms": _SIMPLE}),
         "medium": Difficulty("five people", chance_rate=0.1, settings={"people": 5, "forms": _ALL}),
@@ -236,7 +236,7 @@ def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, 
 
 
 _MOST_TRIES = 40
-"""After so many, a form is given up: who tells the truth among people of one kind never says that two differ."""
+"""After so many, a form is given up: who tells the truth among people of one kind cannot tell that two differ."""
 _SHAPES: dict[str, tuple[str, ...]] = {
     "is": ("person", "bool"),
     "same": ("person", "person"),
