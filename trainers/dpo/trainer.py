@@ -122,6 +122,9 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
     overlong_pairs: dict[str, int]
     """Counts of pairs longer than `args.max_length`, or the context: `overlong`, and among them `dropped` and `cut`."""
 
+    pairs: list[dict[str, Any]]
+    """Online, the pairs of the current round, of all processes; offline, all pairs."""
+
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -152,8 +155,7 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksNumbers, Che
         self._longest = longest_row(model, args)
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
-        self.pairs: list[dict[str, Any]] = []
-        """Online, the pairs of the current round, of all processes; offline, all pairs."""
+        self.pairs = []
         if self._is_online:
             args.check_online()
         self.items: dict[str, EpisodeDataset] = {} if env is None else make_splits(env, eval_env, args, curriculum)

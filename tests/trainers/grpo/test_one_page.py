@@ -20,6 +20,8 @@ NOT_READ = {
     "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
     "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
     "bridge/learned.py::rows_of": "the rows that are written",
+    "bridge/means.py::weights_of_generation": "counts what TRL's means of the generation are over, for the log",
+    "bridge/means.py::sampling_totals": "adds up what importance sampling corrects, for the log",
     "functional/batch.py::Batch.need": "reads a field, for the record too",
 }
 """The other functions that take the rows, and why a reader need not open them."""
@@ -61,7 +63,7 @@ class Watch:
 
 @pytest.mark.transformers
 @pytest.mark.parametrize("algorithm", [None, "grpo"])
-def test_the_rows_pass_through_three_files(tiny_folder, config, algorithm):
+def test_the_rows_pass_through_four_files(tiny_folder, config, algorithm):
     """From the episodes to the loss, only functions of `FILES` take or return rows of tokens, in a real step.
 
     Functions that take no rows are equations on tensors (`functional/losses.py`, `advantages.py`, ...), a formula each.
