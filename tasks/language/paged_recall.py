@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -121,7 +122,8 @@ class PagedRecallEnv(TextEnv):
         prices = _draw_prices(random, order, settings["range"])
         width = settings["prices"]
         # At least one of several has changed, so that its first price is wrong.
-        changed = [thing for thing in things if order.count(thing) > 1]
+        n_prices_of = Counter(order)
+        changed = [thing for thing in things if n_prices_of[thing] > 1]
         asked = [pick(random, changed)] if changed else []
         asked = [*asked, *sample(random, [t for t in things if t not in asked], settings["asked"] - len(asked))]
         return {
@@ -223,9 +225,10 @@ def _draw_prices(random: Random, things: Sequence[str], limits: tuple[int, int])
     """Draw a price for each of these, another one than the thing had before."""
     had: dict[str, set[int]] = {}
     out: list[list[Any]] = []
+    low, width = limits[0], limits[1] - limits[0] + 1
     for thing in things:
         before = had.setdefault(thing, set())
-        while (price := between(random, *limits)) in before:
+        while (price := low + int(random() * width)) in before:  # `between`, without its calls
             pass
         before.add(price)
         out.append([thing, price])

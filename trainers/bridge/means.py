@@ -89,19 +89,20 @@ class LogsMeans(_Trainer):
         for name, (total, n_items) in totals.items():
             self._take(mode, f"env/{name}", total, n_items)
 
-    def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]], *, keep: bool = False) -> None:
         """Take over the means that TRL has just appended for a micro-batch or a generation.
 
         Args:
             counts: By name, on this process: the items that TRL's mean is over, and those that count. Names that TRL
                 did not append are left out. They differ if TRL counts masked rows, which have 0 there.
+            keep: Log TRL's own number where nothing counted since the last entry: NaN for a reward without a score.
         """
         # TRL's mean is of all processes already: times the items of each process, it adds up to the sum over all.
         metrics = self._metrics[self._mode]
         totals = {}
         for name, (n_items, n_counted) in counts.items():
             if name in metrics:
-                mean = metrics.pop(name)[-1]
+                mean = (metrics[name] if keep else metrics.pop(name))[-1]
                 totals[name] = (n_items * (mean if n_items else 0.0), n_counted)  # TRL's mean of no item is NaN
         self._add_totals(totals)
 

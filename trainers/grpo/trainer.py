@@ -230,7 +230,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             minimum=self.vllm_importance_sampling_clip_min,
         )
         ends = [*self.eos_token_ids, int(self._tokenizer.pad_token_id)]
-        self._weigh(weights_of_generation(output, generation.episodes.columns, ends))
+        self._weigh(weights_of_generation(output, generation.episodes.columns, ends), keep=True)
         totals = sampling_totals(output, batch_from_trl(output).mask_BT)
         for name in totals:
             del self._metrics[self._mode][name]
