@@ -93,6 +93,7 @@ class PagedRecallEnv(TextEnv):
         ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "a problem of the expert level has 384 prices, drawn one after another"
     problem_fields = {"things": list, "pages": list, "asked": list, "seed": int, "n_characters": int}
     instructions = (
         "Read the pages one by one; you see each page once, in this order. For the next page write "
@@ -118,7 +119,8 @@ class PagedRecallEnv(TextEnv):
         random, settings = self.np_random.random, self.settings
         things = _draw_things(random, settings["things"])
         n_prices = settings["pages"] * settings["prices"]
-        order = shuffled(random, [*things, *(pick(random, things) for _ in range(n_prices - len(things)))])
+        n = len(things)  # below `pick`, without its calls
+        order = shuffled(random, [*things, *(things[int(random() * n)] for _ in range(n_prices - n))])
         prices = _draw_prices(random, order, settings["range"])
         width = settings["prices"]
         # At least one of several has changed, so that its first price is wrong.
