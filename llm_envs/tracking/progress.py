@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["can_draw", "live_progress", "progress_line", "repeating", "since"]
 
 LINE_EVERY_S = 5.0
-"""Seconds between two lines, where there is no bar."""
+"""Seconds between two lines of text; a bar is drawn more often."""
 BAR_WIDTHS = {110: 24, 72: 12, 0: 0}
 """Minimum width of the terminal -> width of the bar. The text has priority."""
 
