@@ -29,7 +29,7 @@ def hostile_episode(number: int, text: str) -> Trajectory:
     result = ToolResult(text, {text: text}, text, number % 2 == 0, None if number % 2 == 0 else text, 1.0)
     return make_episode(
         number,
-        env_id=f"llm/{text}",
+        env_id=f"llm/{text}".encode(errors="ignore").decode(),  # half a pair is refused in a name
         env_kwargs={text: text},
         group_id=ascii(text),
         messages=(
