@@ -181,5 +181,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command prints does not depend on how long a slow machine takes."""
+    """Commands print no progress lines, which would appear on slow machines alone."""
     monkeypatch.setattr("llm_envs.tracking.progress.LINE_EVERY_S", 3_600.0)

@@ -21,7 +21,7 @@ class Form(NamedTuple):
     """One answer to one problem."""
 
     kind: str
-    """What the published answer is."""
+    """The published answer."""
     group: str
     """Of the form: "units", "spaces", "other values"."""
     question: str

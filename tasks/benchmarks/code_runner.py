@@ -120,8 +120,11 @@ def decode(literal: Any, known: Callable[[int], Any]) -> Any:
 def serve(namespace: dict[str, Any], text: str) -> str:
     """Carry out what the tests ask, and return the result: `(True, value)`, or `(False, name of the exception)`."""
     try:
-        named = lambda handle: namespace[handle] if isinstance(handle, str) else objects[handle]  # noqa: E731
-        what, target, *rest = decode(ast.literal_eval(text), named)
+
+        def known(handle: int | str) -> Any:
+            return namespace[handle] if isinstance(handle, str) else objects[handle]
+
+        what, target, *rest = decode(ast.literal_eval(text), known)
         target = namespace[target] if isinstance(target, str) else target
         if what == "call":
             result = target(*rest[0], **rest[1])

@@ -119,8 +119,7 @@ class PagedRecallEnv(TextEnv):
         random, settings = self.np_random.random, self.settings
         things = _draw_things(random, settings["things"])
         n_prices = settings["pages"] * settings["prices"]
-        n = len(things)  # below `pick`, without its calls
-        order = shuffled(random, [*things, *(things[int(random() * n)] for _ in range(n_prices - n))])
+        order = shuffled(random, [*things, *(pick(random, things) for _ in range(n_prices - len(things)))])
         prices = _draw_prices(random, order, settings["range"])
         width = settings["prices"]
         # At least one of several has changed, so that its first price is wrong.
@@ -227,10 +226,9 @@ def _draw_prices(random: Random, things: Sequence[str], limits: tuple[int, int])
     """Draw a price for each of these, another one than the thing had before."""
     had: dict[str, set[int]] = {}
     out: list[list[Any]] = []
-    low, width = limits[0], limits[1] - limits[0] + 1
     for thing in things:
         before = had.setdefault(thing, set())
-        while (price := low + int(random() * width)) in before:  # `between`, without its calls
+        while (price := between(random, *limits)) in before:
             pass
         before.add(price)
         out.append([thing, price])

@@ -454,7 +454,7 @@ HOSTILE = {
     "def half(x):\n    return F(9)",
     "an equal array": "import numpy\n\nclass A(numpy.ndarray):\n    def __eq__(s, o): return True\n\n"
     "def half(x):\n    return numpy.full(2, 9).view(A)",
-    "answers with a type of its own": "import __main__\n"
+    "a class of its own as an answer": "import __main__\n"
     "__main__.serve = lambda *a: __main__.Text(\"(True, ('made', 'os._exit', [0]))\")\nhalf = 1",
     "answers with an array of texts": "import __main__\n"
     "__main__.serve = lambda *a: __main__.Text(\"(True, ('numpy', 'O8', 3))\")\nhalf = 1",

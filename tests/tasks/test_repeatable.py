@@ -1,4 +1,4 @@
-"""What a task shows is a function of its seed: not of the process, its clock, its hash seed, time zone or locale."""
+"""A task shows the same for the same seed in any process, whatever its clock, hash seed, time zone and locale are."""
 
 import contextlib
 import json

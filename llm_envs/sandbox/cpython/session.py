@@ -93,7 +93,7 @@ class SubprocessSandbox:
         isolation: "namespaces", or, weaker, "rlimits"; see the module.
         python: The interpreter to run; by default this one.
         packages: Third-party packages of this process's interpreter that the code may import, such as "numpy", if they
-            are installed. No others are visible to it.
+            are installed. No others are visible to it; with "rlimits", those in the same folder are.
 
     Raises:
         InvalidConfigError: If `isolation` has another value.
