@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -59,13 +60,17 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the folder. Harmless when repeated, and in a forked child."""
+        if self._descriptor is not None and fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was just forked may still have it open
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: close its descriptor. The parent's keeps the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             _held.discard(self._key)
-            os.close(descriptor)  # the last descriptor of the open file takes the lock with it
-
-    forget = release
-    """In a forked child: close its descriptor. The parent's keeps the lock."""
+            os.close(descriptor)
 
 
 def _lock(descriptor: int, folder: Path) -> None:

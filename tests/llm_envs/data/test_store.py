@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from llm_envs.data.folder import MANIFEST_NAME, OLD_LOG_NAME, log_name, shard_name
-from llm_envs.data.lock import LOCK_NAME
+from llm_envs.data.lock import LOCK_NAME, FolderLock
 from llm_envs.data.writer import check_folder
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies import OraclePolicy
@@ -376,6 +376,14 @@ class TestOneRunAFolder:
             os.close(kept)
             os.close(end)
             os.waitpid(child, 0)
+
+    def test_a_fork_that_has_yet_to_forget_the_lock_does_not_keep_it(self, tmp_path: Path) -> None:
+        lock = FolderLock(tmp_path)
+        assert lock._descriptor is not None
+        of_the_fork = os.dup(lock._descriptor)
+        lock.release()
+        FolderLock(tmp_path).release()
+        os.close(of_the_fork)
 
     def test_a_lock_that_cannot_be_opened_is_not_to_be_removed(self, tmp_path: Path) -> None:
         (tmp_path / "run" / LOCK_NAME).mkdir(parents=True)
