@@ -23,7 +23,14 @@ _NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
 _ANSWER_TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)[ \t]*\{|\\.|[{}]", re.DOTALL)
 _NEW_SENTENCE = re.compile(r"(?:[.!?](?:[$)*]|\\[)\]])*\s|\n).*?[^\W\d_]{2}", re.DOTALL)
-_HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|alternatively)\b", re.IGNORECASE)
+HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively|might|could)\b", re.IGNORECASE)
+RETRACTION = re.compile(
+    r"\b(?:wrong|incorrect|false|untrue|mistaken?|wait|actually|hmm+|oops|sorry|correction|unsure|uncertain|doubt\w*|"
+    r"disagree|disregard|never mind|scratch that|on second thought|not (?:sure|certain|right|correct|true|it)|"
+    r"(?:(?:do|did) not|(?:do|did)n['\u2019]t) (?:know|think|agree))\b|\bno\b(?=[,.!]|\s*\Z)",
+    re.IGNORECASE,
+)
+"""Words that take back what stands before them."""
 _THINKING_ALONE = ReplyGrammar(answer_tag=None)
 
 
@@ -132,7 +139,7 @@ def parse_boxed(text: str) -> ParsedReply:
     answer = reply.content[slice(*boxes[-1])].strip()
     others = [end for start, end in boxes if reply.content[start:end].strip() != answer]
     between = reply.content[others[-1] : boxes[-1][0]] if others else ""
-    if others and (_HEDGE.search(between) is not None or _NEW_SENTENCE.search(between) is None):
+    if others and (HEDGE.search(between) is not None or _NEW_SENTENCE.search(between) is None):
         return _refuse(reply, "there are two answers; give one")
     return reply._replace(answer=answer) if answer else _refuse(reply, "the answer is empty")
 

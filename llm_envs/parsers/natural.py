@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from llm_envs.parsers.answers import boxes_in
+from llm_envs.parsers.answers import HEDGE, RETRACTION, boxes_in
 
 __all__ = ["is_doubtful", "natural_answers", "plain_answer", "stated_answers", "without_unit"]
 
@@ -52,17 +52,10 @@ _BEFORE_STATEMENT = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?](?=\s|\Z)|\u3002|\n")
 _FINAL_MARK = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?]\Z")
-_HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively|might|could)\b", re.IGNORECASE)
 _DENIAL = re.compile(
     r"\b(?:not|never|no|nor|neither|nobody|nothing|cannot|except|unless|avoid|refuse|reject|deny|disagree|doubt\w*|wonder|"
     r"wrong|incorrect|false|untrue|mistaken?|unlikely|impossible|unsure|uncertain|worst|silly|foolish|opposite)\b|"
     r"n['\u2019]t\b|\?",
-    re.IGNORECASE,
-)
-_RETRACTION = re.compile(
-    r"\b(?:wrong|incorrect|false|untrue|mistaken?|wait|hmm+|oops|correction|unsure|uncertain|doubt\w*|"
-    r"disagree|disregard|never mind|not (?:sure|certain|right|correct|true|it)|(?:do|did) not (?:know|think|agree)|"
-    r"(?:do|did)n['\u2019]t (?:know|think|agree))\b|\bno\b(?=[,.!]|\s*\Z)",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -171,7 +164,7 @@ def stated_answers(text: str) -> tuple[str, ...]:
 
 def is_doubtful(text: str) -> bool:
     """Return whether a text hedges ("3 or 4", "maybe 3"), denies ("not 3", "3 is wrong") or asks."""
-    return _HEDGE.search(text) is not None or _DENIAL.search(text) is not None
+    return HEDGE.search(text) is not None or _DENIAL.search(text) is not None
 
 
 def _without_layer(text: str) -> str:
@@ -221,12 +214,12 @@ def _explicit(text: str) -> tuple[str, ...] | None:
         found[value], ends = None, [*ends, end]
     if not found:
         return () if is_open else None
-    if is_open or is_denied or len(found) > 1 or _RETRACTION.search(text, max(ends)) is not None:
+    if is_open or is_denied or len(found) > 1 or RETRACTION.search(text, max(ends)) is not None:
         return ()
     (value,) = found
     if not stated:
         return (value,)
-    return () if _HEDGE.search(value) is not None else tuple(dict.fromkeys([value, *_readings(value)]))
+    return () if HEDGE.search(value) is not None else tuple(dict.fromkeys([value, *_readings(value)]))
 
 
 def _statements(text: str) -> Iterator[tuple[str, int]]:
@@ -260,7 +253,7 @@ def _statements(text: str) -> Iterator[tuple[str, int]]:
 def _without_reason(stated: str) -> str:
     """Return a stated answer without the reason that follows it, unless that takes the answer back."""
     reason = _REASON.search(stated)
-    if reason is None or _RETRACTION.search(stated, reason.end()) or _HEDGE.search(stated, reason.end()):
+    if reason is None or RETRACTION.search(stated, reason.end()) or HEDGE.search(stated, reason.end()):
         return stated
     return stated[: reason.start()]
 
@@ -304,7 +297,7 @@ def _last_sentence(text: str) -> str:
 def _readings(sentence: str) -> tuple[str, ...]:
     """Return the possible answers of a sentence: its only bold part, the part after its last "=" or "is", or all."""
     whole = plain_answer(sentence)
-    if _HEDGE.search(sentence) is not None:
+    if HEDGE.search(sentence) is not None:
         return ()
     if _DENIAL.search(sentence) is not None:  # a part of "I will not go up" means the opposite
         return (whole,)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, fenced_blocks, is_doubtful, plain_answer, without_unit
-from llm_envs.parsers.answers import boxes_in, split_thinking
+from llm_envs.parsers.answers import HEDGE, RETRACTION, boxes_in, split_thinking
 from llm_envs.rewards import parse_number
 from llm_envs.spaces import MAX_TEXT_LENGTH
 
@@ -37,14 +37,7 @@ _LINK = re.compile(r"(?:[\s.,;:/(*$#\\]|\\[(\[]|\b(?:and|or|rather|so|thus|then|
 """Between two statements."""
 _WORD = re.compile(r"\W*(?:(?:option|choice) )?[\w.,]+\W*", re.IGNORECASE)
 _SEGMENT_END = re.compile(r"[\n;,/]|[.!?](?:\s|\Z)")
-_TAKEN_BACK = re.compile(
-    r"\b(?:wait|actually|hmm+|oops|sorry|correction|on second thought|un(?:sure|certain)|not (?:sure|certain|right)|"
-    r"never mind|scratch that|(?:is|was|am|are|that['\u2019]s) (?:wrong|mistaken|incorrect))\b|\bno[,.!]",
-    re.IGNORECASE,
-)
-_HEDGE = re.compile(
-    r"\b(?:or|either|maybe|perhaps|possibl[ey]|probably|might|could|alternatively|also)\b|\?", re.IGNORECASE
-)
+_HEDGE = re.compile(rf"{HEDGE.pattern}|\b(?:probably|also)\b|\?", re.IGNORECASE)
 _DOUBT_BEFORE = re.compile(
     r"\b(?:not|never|no|nor|neither|doubt\w*|unless|whether|if|wonder|would|could|might|may|maybe|perhaps|possibly|"
     r"probably|either|or|wrong|incorrect|false)\b|n['\u2019]t\b",
@@ -144,7 +137,7 @@ def span_readings(text: str) -> tuple[str, ...]:
     """Return what the words of an answer may be: they, without decoration, a reason, or "It is". One of them counts."""
     plain = plain_answer(text)
     bare, remark = _split_remark(plain)
-    short = plain_answer(bare) if _HEDGE.search(remark) is None and _TAKEN_BACK.search(remark) is None else plain
+    short = plain_answer(bare) if _HEDGE.search(remark) is None and RETRACTION.search(remark) is None else plain
     return tuple(dict.fromkeys([text, plain, short, plain_answer(_PRONOUN.sub("", short, count=1))]))
 
 
@@ -168,7 +161,7 @@ def read_grid(text: str, n: int = 1) -> str:
     before, after = "\n".join(lines[: places[0]][-1:]), "\n".join(lines[places[-1] + 1 :])
     lines = [line.replace("|", " ") for line in lines[places[0] : places[-1] + 1] if not _RULE_LINE.fullmatch(line)]
     is_grid = all(not line.strip() or _GRID_LINE.fullmatch(line) or _LABEL_LINE.fullmatch(line) for line in lines)
-    if not is_grid or is_doubtful(before) or is_doubtful(after) or _TAKEN_BACK.search(after):
+    if not is_grid or is_doubtful(before) or is_doubtful(after) or RETRACTION.search(after):
         raise InvalidActionError(_TWO)
     return "\n".join("" if _LABEL_LINE.fullmatch(line) else line for line in lines)
 
@@ -192,7 +185,7 @@ def _stated(text: str, read: Read, bare: Read | None = None, marks: Sequence[re.
     answers = ["" if place.is_doubted else read(text[place.start : place.end]) for place in places]
     before, after = text[: min(place.begin for place in places)], text[max(place.end for place in places) :]
     after = after.removeprefix("</answer>").removeprefix("}")
-    if is_broken or _TAKEN_BACK.search(after) or _GOES_ON.match(after):
+    if is_broken or RETRACTION.search(after) or _GOES_ON.match(after):
         answers.append("")
     if bare is not None:
         *lines, same_line = before.split("\n")
@@ -256,7 +249,7 @@ def _number_of(said: str) -> str | None:
     said = _BOLD.sub("", said).replace("\\$", "").replace("\\%", "%")
     text, remark = _split_remark(_LATEX.sub(r" \1 ", said).strip())
     plain = _CURRENCY.sub(r"\1", plain_answer(text))
-    if is_doubtful(plain) or _HEDGE.search(remark) or _TAKEN_BACK.search(remark):
+    if is_doubtful(plain) or _HEDGE.search(remark) or RETRACTION.search(remark):
         return ""
     if remark[:1] in (".", "!") and re.search("[0-9]", remark):
         return ""
@@ -281,7 +274,7 @@ def _letter_of(said: str, choices: Sequence[str], is_all: bool = False) -> str |
     rest, remark = _split_remark(f"{letter} {rest}")
     rest = rest[1:]
     is_other = rest.strip(" .").casefold() in set(texts) - {own, ""}
-    is_unclear = is_doubtful(rest) or _ANY_LETTER.search(rest) or _HEDGE.search(remark) or _TAKEN_BACK.search(remark)
+    is_unclear = is_doubtful(rest) or _ANY_LETTER.search(rest) or _HEDGE.search(remark) or RETRACTION.search(remark)
     ends_with_letter = any(re.fullmatch(r"\W*[A-D]\W*", part) for part in _SEGMENT_END.split(remark))
     if is_other or is_unclear or ends_with_letter or (is_all and re.search(r"\w", rest)):
         return None if is_all else ""
