@@ -1,7 +1,7 @@
 """The reference of TRL's trainers: `ref_model_fn` creates it, `reference_update_fn` updates it, checkpoints store it.
 
 Invariants:
-1. TRL computes the reference's log-probabilities as it does for its own: of `ref_model`, or of the adapter "ref".
+1. The reference is `ref_model`, or the policy with the adapter "ref", or with none (`reference_of`).
 2. The reference has no gradient. No optimizer, saved adapter or sampling engine gets its weights.
 3. It changes only after an optimizer step, and in the same way on all processes, which have equal weights and measured
    KL.
@@ -52,6 +52,7 @@ __all__ = [
     "adapter_weights",
     "drop_reference_adapter",
     "keeping_base",
+    "reference_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -467,13 +468,21 @@ def keeping_base(model: Any) -> Iterator[None]:
             config.init_lora_weights = value
 
 
-def _reference_logps(trainer: GRPOTrainer | DPOTrainer, ids: Any) -> Any:
-    """Return the log-probabilities by which TRL measures the KL, shape (T,)."""
+@contextmanager
+def reference_of(trainer: GRPOTrainer | DPOTrainer) -> Iterator[Any]:
+    """Yield the model that scores as the reference; a policy with adapters is its own reference inside the block."""
     if trainer.ref_model is not None:
-        return probe_logps(trainer.accelerator.unwrap_model(trainer.ref_model), ids)
+        yield trainer.ref_model
+        return
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     with use_adapter(model, REF_ADAPTER if REF_ADAPTER in model.peft_config else None):
-        return probe_logps(model, ids)
+        yield trainer.model
+
+
+def _reference_logps(trainer: GRPOTrainer | DPOTrainer, ids: Any) -> Any:
+    """Return the log-probabilities by which the KL is measured, shape (T,)."""
+    with reference_of(trainer) as reference:
+        return probe_logps(trainer.accelerator.unwrap_model(reference), ids)
 
 
 def _trained_adapter(model: Any) -> str:

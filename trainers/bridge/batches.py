@@ -10,9 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,28 +23,19 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers
 from llm_envs.trainers.bridge.kept import check_kept
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.masking import Normalisation
 from llm_envs.types import KeptTokens, Row, SamplingParams, Trajectory
 
 __all__ = [
-    "OWN_IMPORTANCE_MODES",
     "REWARD_FIELD",
     "StepShares",
     "batch_from_trl",
-    "create_column_reader",
-    "fork_owners",
     "make_batch",
     "pad_rows",
-    "reward_from_field",
-    "reweighed",
     "rollout_output",
     "slice_rows",
-    "two_columns",
 ]
 
-OWN_IMPORTANCE_MODES = ("turn", "geometric")
-"""Prefixes of the importance-sampling modes that we add to TRL's."""
 REWARD_FIELD = "trajectory_reward"
 """Extra column that carries each row's reward from the rollout to the reward function."""
 
@@ -54,11 +45,6 @@ def row_places(trajectories: Sequence[Trajectory]) -> list[tuple[int, int]]:
     # First rows come first, one per episode: TRL groups rows by position, and must not see forks between them.
     forks = [(index, row) for index, trajectory in enumerate(trajectories) for row in range(1, len(trajectory.rows))]
     return [(index, 0) for index in range(len(trajectories))] + forks
-
-
-def fork_owners(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the trajectory's index for each row beyond a trajectory's first, in order."""
-    return [index for index, _ in row_places(trajectories)[len(trajectories) :]]
 
 
 def rollout_output(
@@ -109,23 +95,6 @@ def rollout_output(
     return out | {f"{REWARD_FIELD}/{name}": [*values, *fill] for name, values in (columns or {}).items()}
 
 
-def reward_from_field(
-    prompts: Sequence[Any], completions: Sequence[Any], trajectory_reward: Sequence[float | None], **columns: Any
-) -> list[float | None]:
-    """Return the environment's rewards: a reward function for TRL that reads the rollout's column."""
-    return list(trajectory_reward)
-
-
-def create_column_reader(name: str) -> Callable[..., list[float | None]]:
-    """Return a reward function for TRL that reads one column of `rollout_output`; all None if it is missing."""
-    key = f"{REWARD_FIELD}/{name}"
-
-    def read(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return list(columns.get(key, [None] * len(prompts)))
-
-    return read
-
-
 def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:
     # An episode may fail before its first token, and TRL does not accept an empty completion: give it a masked one.
     if row is None or len(row) <= row.prompt_length:
@@ -141,17 +110,20 @@ def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, lis
     }
 
 
-def pad_rows(rows: Mapping[str, Sequence[Any]], *, pad_id: int) -> dict[str, torch.Tensor]:
-    """Return rows of `rollout_output` as TRL pads them: prompts on the left, the rest on the right, on the CPU."""
-    prompt_ids, prompt_mask = _padded(rows["prompt_ids"], pad_id, left=True)
-    completion_ids, completion_mask = _padded(rows["completion_ids"], pad_id)
+def pad_rows(rows: Mapping[str, Sequence[Any]], *, pad_id: int, multiple: int = 1) -> dict[str, torch.Tensor]:
+    """Return rows of `rollout_output` as TRL pads them: prompts on the left, the rest on the right, on the CPU.
+
+    The number of columns is a multiple of `multiple`.
+    """
+    prompt_ids, prompt_mask = _padded(rows["prompt_ids"], pad_id, multiple, left=True)
+    completion_ids, completion_mask = _padded(rows["completion_ids"], pad_id, multiple)
     return {
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_mask,
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
-        "tool_mask": _padded(rows["env_mask"], 0)[0],
-        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, dtype=torch.float32)[0],
+        "tool_mask": _padded(rows["env_mask"], 0, multiple)[0],
+        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, multiple, dtype=torch.float32)[0],
     }
 
 
@@ -227,10 +199,15 @@ def make_batch(
 
 
 def _padded(
-    lists: Sequence[Sequence[float]], fill: float, *, left: bool = False, dtype: torch.dtype = torch.long
+    lists: Sequence[Sequence[float]],
+    fill: float,
+    multiple: int,
+    *,
+    left: bool = False,
+    dtype: torch.dtype = torch.long,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return lists as one padded tensor with at least one column, and the mask of their items."""
-    width = max(1, *map(len, lists))
+    width = -(-max(1, *map(len, lists)) // multiple) * multiple
     values = torch.full((len(lists), width), fill, dtype=dtype)
     mask = torch.zeros((len(lists), width), dtype=torch.long)
     for row, items in enumerate(lists):
@@ -280,39 +257,8 @@ class StepShares:
         return self.n_processes * self.n_micro_batches / self.n_accumulated / max(n_pairs, 1)
 
 
-def reweighed(output: dict[str, Any], *, mode: str, maximum: float | None, minimum: float | None) -> dict[str, Any]:
-    """Return TRL's batch with our importance weights, if `mode` is not one of TRL's (`functional.importance`)."""
-    if "importance_sampling_ratio" not in output or not mode.startswith(OWN_IMPORTANCE_MODES):
-        return output
-    weights = importance_weights(
-        output["old_per_token_logps"],
-        output["sampling_per_token_logps"],
-        batch_from_trl(output).mask_BT,
-        mode=cast("ImportanceMode", mode),
-        maximum=maximum,
-        minimum=minimum,
-    )
-    return output | {"importance_sampling_ratio": weights}
-
-
 def slice_rows(value: Any, start: int, stop: int) -> Any:
     """Return some rows of a tensor or list; a value of the whole batch (a scalar) is returned unchanged."""
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value
-
-
-def two_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's micro-batch with a second, masked column if it has only one token in each row.
-
-    TRL takes values of shape (B, 1) for those of rows: its means would count masked ones too.
-    """
-    shape = inputs["completion_ids"].shape
-    if shape[1] > 1:
-        return dict(inputs)
-    return {
-        name: torch.nn.functional.pad(value, (0, 1))
-        if isinstance(value, torch.Tensor) and value.shape == shape and not name.startswith("prompt_")
-        else value
-        for name, value in inputs.items()
-    }

@@ -19,7 +19,6 @@ __all__ = [
     "check_async_generations",
     "check_engine",
     "check_env_kwargs",
-    "check_forks",
     "check_loss_types",
     "check_scorable",
     "load_training_tokenizer",
@@ -29,7 +28,6 @@ __all__ = [
 
 LOSS_TYPES = {
     "SFT": ("nll", "dft"),
-    "GRPO": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "DPO": (
         *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
         *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -222,16 +220,3 @@ def check_loss_types(given: str | Sequence[str], algorithm: str) -> None:
             raise InvalidConfigError(
                 f"loss_type={name!r}; it must be one of {', '.join(known)}.{did_you_mean(name, known)}"
             )
-
-
-def check_forks(loss_type: str) -> None:
-    """Check that a loss is normalised by tokens, so that an episode may have several rows.
-
-    Raises:
-        InvalidConfigError: If it is not.
-    """
-    if loss_type not in ("dapo", "bnpo", "cispo"):
-        raise InvalidConfigError(
-            f'loss_type={loss_type!r} weighs each row alike, and with history="template", a context function or an '
-            "agent an episode may have several: take one that is normalised by tokens (dapo, bnpo, cispo)."
-        )

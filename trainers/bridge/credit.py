@@ -7,7 +7,7 @@ and metrics.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +22,7 @@ from llm_envs.rewards import (
     pareto_rewards,
     relative_rewards,
     score_trajectories,
+    z_score,
 )
 from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import ShapingFns, named_shaping, shape
@@ -34,6 +35,7 @@ __all__ = [
     "Aggregate",
     "EpisodeRewards",
     "RewardSettings",
+    "RewardTable",
     "check_weights",
     "checked_weights",
     "declared_weights",
@@ -43,9 +45,10 @@ __all__ = [
     "with_overlong",
 ]
 
-Aggregate = Aggregator | Literal["pareto", "relative"]
+Aggregate = Aggregator | Literal["pareto", "relative", "z_score"]
 """A function of the weighted columns that returns one reward; or a comparison inside the group: by Pareto front
-("pareto") or by the mean rank over the columns ("relative")."""
+("pareto"), by the mean rank over the columns ("relative"), or the weighted sum of the columns' z-scores ("z_score",
+GDPO, arXiv 2601.05242)."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -96,6 +99,26 @@ class EpisodeRewards:
         scored = [t.status == "ok" for t in self.trajectories]
         sums = [float(part.sum()) if ok else np.nan for part, ok in zip(self.turn_rewards, scored, strict=True)]
         return np.array(sums, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """The rewards of a generation's episodes, of all processes; one entry for each episode."""
+
+    groups: Sequence[Hashable]
+    rewards: Sequence[float]
+    """The weighted sum of the columns; NaN for an episode without a score."""
+    columns: Mapping[str, Sequence[float | None]]
+    """By name; None where an episode is not scored or lacks the column."""
+
+    def share_of_equal_groups(self) -> float:
+        """Return the share of the episodes in groups whose scored rewards, two or more, are all equal."""
+        by_group: dict[Hashable, list[float]] = {}
+        for group, reward in zip(self.groups, self.rewards, strict=True):
+            by_group.setdefault(group, []).append(reward)
+        scored = [(len(rewards), [r for r in rewards if not np.isnan(r)]) for rewards in by_group.values()]
+        n_equal = sum(n for n, rewards in scored if len(rewards) > 1 and np.allclose(rewards, rewards[0], rtol=0))
+        return n_equal / len(self.rewards)
 
 
 def score_episodes(
@@ -306,17 +329,28 @@ def _aggregated(
     weighted = [{name: weights[name] * value for name, value in part.items()} for part in parts]
     if callable(aggregate):
         return tuple(float(aggregate(part)) if part else None for part in weighted)
-    if aggregate not in ("pareto", "relative"):
-        raise InvalidConfigError(f"aggregate={aggregate!r}; it must be a function, 'pareto' or 'relative'.")
+    if aggregate not in ("pareto", "relative", "z_score"):
+        raise InvalidConfigError(f"aggregate={aggregate!r}; it must be a function, 'pareto', 'relative' or 'z_score'.")
     joined: list[float | None] = [None] * len(weighted)
     numbers = group_numbers(trajectories)
     for group in set(numbers):
         # A failed episode has no columns, so it is not compared.
         members = [place for place, number in enumerate(numbers) if number == group and weighted[place]]
         names = sorted({name for place in members for name in weighted[place]})
-        values = np.array([[weighted[place].get(name, np.nan) for name in names] for place in members])
+        given = parts if aggregate == "z_score" else weighted  # a z-score does not depend on the column's weight
+        values = np.array([[given[place].get(name, np.nan) for name in names] for place in members])
         if members:
-            scores = pareto_rewards(values) if aggregate == "pareto" else relative_rewards(values).mean(axis=1)
+            scores = _compared(values, aggregate, [weights[name] for name in names])
             for place, score in zip(members, scores.tolist(), strict=True):
                 joined[place] = score
     return tuple(joined)
+
+
+def _compared(values_BK: Floats, aggregate: str, weights_K: Sequence[float]) -> Floats:
+    """Return one reward for each member of a group, shape (B,)."""
+    if aggregate == "pareto":
+        return pareto_rewards(values_BK)
+    if aggregate == "relative":
+        return np.asarray(relative_rewards(values_BK).mean(axis=1))
+    scores_KB = [weight * z_score(column) for weight, column in zip(weights_K, values_BK.T, strict=True)]
+    return np.asarray(np.nansum(scores_KB, axis=0))

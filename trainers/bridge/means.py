@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["LogsMeans", "sampling_totals", "weights_of_generation", "weights_of_trl"]
+__all__ = ["LogsMeans"]
 
 _EXTREMES: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
     {
@@ -29,7 +29,7 @@ _EXTREMES: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
         "policy/ratio_max": max,
         "completions/min_length": min,
         "completions/max_length": max,
-        "completions/min_terminated_length": lambda values: min(filter(None, values), default=0.0),  # 0: none ended
+        "completions/min_terminated_length": min,
         "completions/max_terminated_length": max,
         "sampling/sampling_logp_difference/max": max,
         "sampling/importance_sampling_ratio/min": min,
@@ -89,20 +89,19 @@ class LogsMeans(_Trainer):
         for name, (total, n_items) in totals.items():
             self._take(mode, f"env/{name}", total, n_items)
 
-    def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]], *, keep: bool = False) -> None:
-        """Take over the means that TRL has just appended for a micro-batch or a generation.
+    def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Take over the means that TRL has just appended for a micro-batch.
 
         Args:
             counts: By name, on this process: the items that TRL's mean is over, and those that count. Names that TRL
                 did not append are left out. They differ if TRL counts masked rows, which have 0 there.
-            keep: Log TRL's own number where nothing counted since the last entry: NaN for a reward without a score.
         """
         # TRL's mean is of all processes already: times the items of each process, it adds up to the sum over all.
         metrics = self._metrics[self._mode]
         totals = {}
         for name, (n_items, n_counted) in counts.items():
             if name in metrics:
-                mean = (metrics[name] if keep else metrics.pop(name))[-1]
+                mean = metrics.pop(name)[-1]
                 totals[name] = (n_items * (mean if n_items else 0.0), n_counted)  # TRL's mean of no item is NaN
         self._add_totals(totals)
 
@@ -129,69 +128,3 @@ class LogsMeans(_Trainer):
         metrics |= {name: [choose(metrics[name])] for name, choose in _EXTREMES.items() if name in metrics}
         totals.clear()
         super().log(logs, start_time)
-
-
-def weights_of_generation(
-    output: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]], end_ids: Collection[int]
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return what TRL's means of a generation are over, as `LogsMeans._weigh` takes it.
-
-    Args:
-        output: TRL's batch, on this process.
-        columns: By name, the rewards of this process's episodes; None or NaN: not scored.
-        end_ids: Ids that end a completion, for TRL.
-    """
-    ids_BT, mask_BT = output["completion_ids"], output["completion_mask"]
-    last_B = ids_BT.gather(1, (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0))[:, 0]
-    n_ended = torch.isin(last_B, torch.tensor(list(end_ids), device=last_B.device)).sum()
-    n_rows = torch.tensor(len(ids_BT), device=ids_BT.device)
-    scored = {name: [value is not None and value == value for value in values] for name, values in columns.items()}
-    counts = {
-        "completions/mean_length": n_rows,
-        "completions/clipped_ratio": n_rows,
-        "completions/mean_terminated_length": n_ended,
-        "reward": torch.tensor(sum(map(any, zip(*scored.values(), strict=True)))),
-        **{f"rewards/{name}/mean": torch.tensor(sum(values)) for name, values in scored.items()},
-    }
-    return {name: (count, count) for name, count in counts.items()}
-
-
-def sampling_totals(output: Mapping[str, Any], mask_BT: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the sums of TRL's means of importance sampling, which are means over processes, for `_add_totals`."""
-    if "importance_sampling_ratio" not in output:
-        return {}
-    mask_BT, weights = mask_BT.bool(), output["importance_sampling_ratio"]
-    gaps = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask_BT]
-    gaps, weights = gaps[~gaps.isnan()], weights[mask_BT] if weights.shape == mask_BT.shape else weights.flatten()
-    parts = {"sampling_logp_difference": gaps, "importance_sampling_ratio": weights[~weights.isnan()]}
-    return {
-        f"sampling/{name}/mean": (part.sum(), torch.tensor(part.numel(), device=part.device))
-        for name, part in parts.items()
-    }
-
-
-def weights_of_trl(
-    mask_BT: torch.Tensor, *, loss_type: str, by_sequence: bool, n_accumulated: int
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return what the means of TRL's GRPO loss are over, as `LogsMeans._weigh` takes it.
-
-    Args:
-        mask_BT: Trained tokens of the micro-batch.
-        loss_type: TRL's.
-        by_sequence: Whether a row has one ratio.
-        n_accumulated: Micro-batches of an optimizer step.
-    """
-    n_tokens, n_rows = mask_BT.sum(), torch.tensor(len(mask_BT), device=mask_BT.device)
-    tokens, rows = (n_tokens, n_tokens), (n_rows, mask_BT.bool().any(1).sum())
-    ratios = rows if by_sequence else tokens
-    # Divided by the tokens of the step, this loss is a micro-batch's share of it.
-    n_shares = n_accumulated if loss_type in ("cispo", "dapo", "vespo") else 1
-    clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-    return {
-        "entropy": tokens,
-        "kl": tokens,
-        "vespo/phi_seq_mean": rows,
-        "policy_loss": (n_rows * n_shares, n_rows),
-        "aux_loss": (n_rows, n_rows),
-        **dict.fromkeys(clips, ratios),
-    }

@@ -36,7 +36,7 @@ SAID_BY_THE_ALGORITHM = (
     *("multi_objective_aggregation", "off_policy_mask_threshold", "scale_rewards", "top_entropy_quantile"),
     *("use_adaptive_entropy", "use_bias_correction_kl"),
 )
-"""Settings of TRL's own loss; an `Algorithm` decides them in its fields."""
+"""Settings of TRL's own loss, for a run without an `algorithm`; an `Algorithm` decides them in its fields."""
 ONLINE_DPO = (
     *("env_kwargs", "groups_per_round", "num_generations", "steps_per_round", "num_train_seeds", "num_eval_seeds"),
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_turns"),
@@ -106,19 +106,15 @@ def grpo_cases(args: Any) -> list[Case]:
             _VLLM_WEIGHTS,
         ),
         (loss == "cispo", "loss_type='cispo' has one bound, epsilon_high", ("epsilon", "delta")),
-        (loss in ("sapo", "vespo"), f"loss_type={loss!r} does not clip", ("epsilon", "epsilon_high", "delta")),
-        (loss == "vespo", "loss_type='vespo' makes ratios of sequences itself", ("importance_sampling_level",)),
-        (loss != "sapo", f"loss_type is {loss!r}, not 'sapo'", ("sapo_temperature_neg", "sapo_temperature_pos")),
         (
-            loss != "vespo",
-            f"loss_type is {loss!r}, not 'vespo'",
-            ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+            True,
+            "it belongs to a loss or a controller of TRL's that EnvGRPOTrainer does not have",
+            (
+                *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
+                *("vespo_lambda_neg", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+            ),
         ),
-        (
-            not args.use_adaptive_entropy,
-            "use_adaptive_entropy is False",
-            ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
-        ),
+        (not args.beta, "beta is 0", ("use_bias_correction_kl",)),
         (not args.sync_ref_model, "sync_ref_model is False", _MOVING_REFERENCE),
         (
             args.multi_objective_aggregation == "normalize_then_sum",

@@ -223,9 +223,7 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
 
 
 def _objective(trainer: EnvGRPOTrainer) -> str:
-    """Describe the objective: the algorithm, or TRL's own loss."""
-    if trainer.algorithms is None:
-        return f"TRL's {trainer.args.loss_type}, beta {trainer.args.beta:g}"
+    """Describe the objective."""
     algorithm = trainer.algorithms.algorithm
     coefficient = "by a schedule" if callable(algorithm.kl_coef) else f"{algorithm.kl_coef:g}"
     return f"{algorithm.name}, KL coefficient {coefficient}"

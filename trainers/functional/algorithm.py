@@ -29,11 +29,13 @@ from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k2, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
+    RatioLevel,
     cispo,
-    clip_fractions,
     clip_settings,
     clipped_surrogate,
+    clipped_tokens,
     entropy_bonus,
+    entropy_floor,
     log_ratios,
     policy_gradient,
 )
@@ -106,8 +108,14 @@ class Algorithm:
     kl_in: Literal["loss", "reward", "advantage"] = "loss"
     """Where the KL counts. "reward": it is subtracted from each turn's reward before advantages. "advantage": each
     token's KL is subtracted from its own advantage; no baseline or other token is involved."""
+    kl_ratio: RatioLevel | None = None
+    """With `kl_in="loss"`: the tokens that share the ratio pi / pi_old by which the KL is multiplied (`log_ratios`), so
+    that its gradient is that of KL(pi||rho) for tokens of older weights too; None: no ratio."""
     entropy_coef: float = 0.0
     """Coefficient of the mean entropy per token, which is subtracted from the loss."""
+    top_entropy_quantile: float = 1.0
+    """Share of a micro-batch's tokens, those of the highest entropy, whose loss counts ("Beyond the 80/20 Rule", arXiv
+    2506.01939). The KL, the entropy bonus and the divisor are of all tokens."""
     pair_selector: PairSelector | None = None
     """`(rewards_B, group_ids_B) -> pairs_P2`; together with `pair_loss_fn` it adds a loss on pairs."""
     pair_loss_fn: PairLossFn | None = None
@@ -158,6 +166,8 @@ class Algorithm:
             raise ValueError(
                 f"overlong is {self.overlong}, which lowers the reward, and ignore_reward reads none: set overlong=0."
             )
+        if not 0.0 < self.top_entropy_quantile <= 1.0:
+            raise ValueError(f"top_entropy_quantile is {self.top_entropy_quantile}; it must be above 0, and at most 1.")
         if not math.isfinite(self.entropy_coef):
             raise ValueError(f"entropy_coef is {self.entropy_coef}; it must be a finite number.")
         if not callable(self.kl_coef) and not 0.0 <= self.kl_coef < float("inf"):
@@ -176,6 +186,8 @@ class Algorithm:
             ("pair_average", self.pair_average and self.pair_loss_fn is None, "a pair_loss_fn"),
             ("branch_at", self.branch_at != "every_turn" and not self.branches, "branches above 0"),
             ("kl_in", changed_kl_in and not self.kl_coef, "a kl_coef above 0"),
+            ("kl_ratio", self.kl_ratio and (not self.kl_coef or changed_kl_in), "a kl_coef above 0 and kl_in='loss'"),
+            ("top_entropy_quantile", self.top_entropy_quantile < 1 and self.loss_fn is None, "a loss_fn"),
             ("kl_in", self.kl_in == "advantage" and self.loss_fn is None, "a loss_fn, which reads the advantages"),
             ("kl_in", self.kl_in == "reward" and self.needs_teacher, "an advantage_fn that reads the reward"),
         )
@@ -188,7 +200,7 @@ class Algorithm:
     def at(self, kl_coef: float) -> Algorithm:
         """Return the algorithm with the present coefficient of a schedule; without a KL where that is 0."""
         if not kl_coef:
-            return replace(self, kl_coef=0.0, kl_fn=None, kl_in="loss")
+            return replace(self, kl_coef=0.0, kl_fn=None, kl_in="loss", kl_ratio=None)
         return replace(self, kl_coef=kl_coef)
 
     @property
@@ -209,6 +221,11 @@ class Algorithm:
         return self.kl_in != "loss" and bool(self.kl_coef)
 
     @property
+    def needs_entropies(self) -> bool:
+        """Whether the loss reads the entropies of the policy's distributions."""
+        return bool(self.entropy_coef) or self.top_entropy_quantile < 1.0
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether the KL is all that is learned from, so that the reference must be another model than the policy."""
         return self.advantage_fn is ignore_reward
@@ -227,9 +244,9 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
 
     Returns:
         A scalar; and detached scalars: `loss`, `ratio` and `ratio_max` (mean and maximum of pi / pi_old per token),
-        `clip_fraction` (share of tokens that the clip cuts off, if the loss is `clipped_surrogate`), and if the loss
-        has the term: `kl`, `entropy`, `pairs` (their number) and `pair_accuracy` (share of pairs whose chosen row has
-        the greater log-ratio). With `pair_slopes_B` the last two are missing.
+        `clip_fraction` (share of tokens that the clip cuts off, if the loss is `clipped_surrogate` or `cispo`), and if
+        the loss has the term: `kl`, `entropy`, `pairs` (their number) and `pair_accuracy` (share of pairs whose chosen
+        row has the greater log-ratio). With `pair_slopes_B` the last two are missing.
 
     Raises:
         ValueError: If the batch lacks what the algorithm needs.
@@ -244,16 +261,24 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
     if algorithm.loss_fn is not None:
         advantages = _needed(batch.advantages, "advantages", algorithm)
         if (clip := clip_settings(algorithm.loss_fn)) is not None:
-            below, above = clip_fractions(logps_BT, old_logps_BT, advantages, mask_BT, **clip)
-            stats["clip_fraction"] = below + above
+            below_BT, above_BT = clipped_tokens(logps_BT, old_logps_BT, advantages, mask_BT, **clip)
+            stats["clip_fraction"] = masked_mean(below_BT | above_BT, mask_BT)
         loss_BT = loss_BT + zero_masked(algorithm.loss_fn(logps_BT, old_logps_BT, advantages, mask_BT), mask_BT)
         if batch.weights is not None:
             loss_BT = loss_BT * zero_masked(batch.weights.expand(mask_BT.shape), mask_BT).detach()
+        if algorithm.top_entropy_quantile < 1.0:
+            entropies_BT = _needed(batch.entropies_BT, "entropies_BT", algorithm).detach()
+            floor = batch.entropy_floor
+            if floor is None:
+                floor = entropy_floor(entropies_BT[mask_BT.bool()], algorithm.top_entropy_quantile)
+            loss_BT = loss_BT * (entropies_BT >= floor)
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         if callable(algorithm.kl_coef):
             raise ValueError(f"the kl_coef of {algorithm.name!r} is a schedule: replace it by the coefficient of now.")
         ref_logps_BT = _needed(batch.ref_logps_BT, "ref_logps_BT", algorithm)
         kl_BT = algorithm.kl_estimator(logps_BT, ref_logps_BT.detach(), mask_BT)
+        if algorithm.kl_ratio is not None:
+            kl_BT = kl_BT * log_ratios(logps_BT, old_logps_BT, mask_BT, level=algorithm.kl_ratio).exp()
         loss_BT = loss_BT + algorithm.kl_coef * zero_masked(kl_BT, mask_BT)
         stats["kl"] = mean_kl(kl_BT, mask_BT).detach()
     constant = algorithm.constant if algorithm.constant is not None else batch.max_length

@@ -44,6 +44,9 @@ class Batch:
     oracle's)."""
     entropies_BT: torch.Tensor | None = None
     """With gradient. Needed for an entropy bonus."""
+    entropy_floor: torch.Tensor | None = None
+    """A scalar: the least entropy at which a token's loss counts (`Algorithm.top_entropy_quantile`) if this batch is a
+    part of one; None: the batch's own."""
     weights: torch.Tensor | None = None
     """Importance weights, shape (B, T) or (B, 1), from `importance.importance_weights`; None: 1."""
 

@@ -6,6 +6,7 @@ Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -20,10 +21,11 @@ __all__ = [
     "LossFn",
     "RatioLevel",
     "cispo",
-    "clip_fractions",
     "clip_settings",
     "clipped_surrogate",
+    "clipped_tokens",
     "entropy_bonus",
+    "entropy_floor",
     "log_ratios",
     "negative_log_likelihood",
     "policy_gradient",
@@ -166,6 +168,7 @@ def cispo(
     *,
     max_ratio: float = 5.0,
     min_ratio: float = 0.0,
+    level: RatioLevel = "token",
 ) -> torch.Tensor:
     """Return `-stopgrad(clip(r, min_ratio, max_ratio)) A log pi`: CISPO ("MiniMax-M1", arXiv 2506.13585).
 
@@ -178,6 +181,7 @@ def cispo(
         mask_BT: Shape (B, T), bool or 0/1.
         max_ratio: Greatest weight.
         min_ratio: Least weight.
+        level: The tokens that share a weight, see `log_ratios`.
 
     Returns:
         Shape (B, T); 0 at masked places.
@@ -187,11 +191,12 @@ def cispo(
     """
     if not 0.0 <= min_ratio < max_ratio:
         raise ValueError(f"{min_ratio=} and {max_ratio=}: they must satisfy 0 <= min_ratio < max_ratio.")
-    weights_BT = log_ratios(logps_BT, old_logps_BT, mask_BT).exp().clamp(min_ratio, max_ratio).detach()
+    ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
+    weights_BT = ratios_BT.clamp(min_ratio, max_ratio)
     return weights_BT * policy_gradient(logps_BT, old_logps_BT, advantages, mask_BT)
 
 
-def clip_fractions(
+def clipped_tokens(
     logps_BT: torch.Tensor,
     old_logps_BT: torch.Tensor,
     advantages: torch.Tensor,
@@ -201,33 +206,38 @@ def clip_fractions(
     clip_high: float = 0.2,
     level: RatioLevel = "token",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the share of tokens that the clip of `clipped_surrogate` cuts off: below (A < 0), and above (A > 0).
+    """Return the tokens whose ratio a clip cuts off: below `1 - clip_low` (A < 0), and above `1 + clip_high` (A > 0).
 
     Args:
         logps_BT: Shape (B, T); masked places may hold anything.
         old_logps_BT: Shape (B, T).
         advantages: Shape (B,), (B, 1) or (B, T).
         mask_BT: Shape (B, T), bool or 0/1.
-        clip_low: As in the loss.
+        clip_low: As in the loss (`clip_settings`).
         clip_high: As in the loss.
         level: As in the loss.
 
     Returns:
-        Two scalars between 0 and 1, detached.
+        Two bool tensors of shape (B, T), False at masked places.
     """
     ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
     # Only on these sides does the minimum take the clipped value. On the others the gradient is not cut.
-    below_BT = (ratios_BT < 1.0 - clip_low) & (advantages_BT < 0)
-    above_BT = (ratios_BT > 1.0 + clip_high) & (advantages_BT > 0)
-    return masked_mean(below_BT, mask_BT), masked_mean(above_BT, mask_BT)
+    return (
+        (ratios_BT < 1.0 - clip_low) & (advantages_BT < 0),
+        (ratios_BT > 1.0 + clip_high) & (advantages_BT > 0),
+    )
 
 
 def clip_settings(loss_fn: LossFn) -> dict[str, Any] | None:
-    """Return the arguments of `clip_fractions` for a loss; None if the loss is not `clipped_surrogate`."""
+    """Return the arguments of `clipped_tokens` for a loss; None if it is neither `clipped_surrogate` nor `cispo`."""
     function, given = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
-    names = ("clip_low", "clip_high", "level")
-    return {name: given[name] for name in names if name in given} if function is clipped_surrogate else None
+    level = {"level": given.get("level", "token")}
+    if function is cispo:
+        return {"clip_low": 1.0 - given.get("min_ratio", 0.0), "clip_high": given.get("max_ratio", 5.0) - 1.0} | level
+    if function is clipped_surrogate:
+        return {name: given.get(name, 0.2) for name in ("clip_low", "clip_high")} | level
+    return None
 
 
 def value_loss(
@@ -268,6 +278,16 @@ def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Te
         mask_BT: Shape (B, T), bool or 0/1.
     """
     return masked_mean(entropies_BT, mask_BT)
+
+
+def entropy_floor(entropies_N: torch.Tensor, share: float) -> torch.Tensor:
+    """Return the entropy that the given share of the tokens has or exceeds; infinite without a token.
+
+    Args:
+        entropies_N: Shape (N,), one for each trained token.
+        share: From 0 to 1.
+    """
+    return torch.quantile(entropies_N.float(), 1.0 - share) if len(entropies_N) else torch.tensor(math.inf)
 
 
 def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

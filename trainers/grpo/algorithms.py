@@ -19,6 +19,7 @@ from llm_envs.trainers.bridge.checks import as_algorithm
 from llm_envs.trainers.bridge.unused_settings import SAID_BY_THE_ALGORITHM, is_changed
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import KL_ESTIMATORS
+from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.schedules import KLController, parse_kl_schedule
 from llm_envs.types import TrajectoryGroup
 
@@ -51,8 +52,9 @@ class AlgorithmState:
 
     Args:
         args: The trainer's settings.
-        given: The trainer's `algorithm` argument. A schedule must depend only on the generation: it is called for
-            every generation before training starts, so an invalid algorithm is rejected at once.
+        given: The trainer's `algorithm` argument; None: that of TRL's settings (`algorithm_from_trl`). A schedule must
+            depend only on the generation: it is called for every generation before training starts, so an invalid
+            algorithm is rejected first.
         known: The algorithms that can be given by name.
         has_critic: Whether a critic computes the advantages.
         may_fork: Whether an episode may have several rows even with `history="append"`.
@@ -65,13 +67,16 @@ class AlgorithmState:
     def __init__(
         self,
         args: Any,
-        given: Algorithms,
+        given: Algorithms | None,
         *,
         known: Mapping[str, Algorithm] = ALGORITHMS,
         has_critic: bool = False,
         may_fork: bool = False,
         n_items: int | None = None,
     ) -> None:
+        is_given = given is not None
+        if given is None:
+            given = algorithm_from_trl(args, has_critic=has_critic)
         self._schedule = _as_schedule(given, known)
         if isinstance(given, Mapping):
             # A mapping lists its algorithms. A function may return any, so it is called for each generation.
@@ -100,6 +105,8 @@ class AlgorithmState:
         self.algorithm = self._schedule(0)
         self.n_generations = 0
         """Training generations started so far."""
+        if is_given:
+            _refuse_settings(args)
         _check(self.known, args, has_critic=has_critic, may_fork=may_fork or args.history == "template")
 
     def _add_controller(self, algorithm: Algorithm) -> None:
@@ -267,13 +274,17 @@ def _n_generations(args: Any, n_items: int | None) -> int:
     return min(n, _MOST_GENERATIONS)
 
 
-def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork: bool) -> None:
-    """Reject algorithms that contradict the settings, before a model is loaded."""
+def _refuse_settings(args: Any) -> None:
+    """Reject TRL's settings of a loss beside an algorithm."""
     if given := [f"{name}={getattr(args, name)!r}" for name in SAID_BY_THE_ALGORITHM if is_changed(args, name)]:
         raise InvalidConfigError(
             f"{', '.join(given)}: the algorithm decides that. Leave it out and change the algorithm, for example "
             "dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)."
         )
+
+
+def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork: bool) -> None:
+    """Reject algorithms that contradict the settings, before a model is loaded."""
     for algorithm in known:
         if has_critic and algorithm.advantage_fn is not None:
             raise InvalidConfigError(

@@ -32,7 +32,7 @@ from llm_envs.tracking.describing import describing
 from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.credit import RewardSettings
+from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, RewardTable, warn_of_absent
 from llm_envs.trainers.bridge.engines import own_engine
 from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
@@ -50,7 +50,10 @@ from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import function_limit
 from llm_envs.trainers.functional.algorithm import Algorithm
-from llm_envs.trainers.functional.masking import Normalisation
+from llm_envs.trainers.functional.batch import Batch
+from llm_envs.trainers.functional.kl import k3, mean_kl
+from llm_envs.trainers.functional.losses import clip_settings, clipped_tokens
+from llm_envs.trainers.functional.masking import masked_mean
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
@@ -72,8 +75,8 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
 
     args: EnvGRPOConfig
     items: Mapping[str, EpisodeDataset]
-    algorithms: AlgorithmState | None
-    """The algorithms of the run; None: TRL's own loss."""
+    algorithms: AlgorithmState
+    """The algorithms of the run."""
     generations: dict[str, Generation]
     """The latest generation on this process, of training ("train") and of evaluation ("eval")."""
     last_trajectories: list[Trajectory]
@@ -156,9 +159,9 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         return -(-max(gather_object([n_forks])) // unit) * unit
 
     @property
-    def _algorithm(self) -> Algorithm | None:
-        """The algorithm of the present generation; None: TRL's own loss."""
-        return None if self.algorithms is None else self.algorithms.algorithm
+    def _algorithm(self) -> Algorithm:
+        """The algorithm of the present generation."""
+        return self.algorithms.algorithm
 
     @property
     def generation(self) -> Generation:
@@ -207,11 +210,120 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         self, trajectories: Sequence[Trajectory], n_rows: int, unfilter: UnfilterFn
     ) -> dict[str, torch.Tensor]:
         """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
-        pad_id = int(self._tokenizer.pad_token_id)
-        rows = rollout_output(trajectories, pad_id=pad_id, n_rows=n_rows)
-        rows = unfilter({name: values[:n_rows] for name, values in rows.items()})
-        padded: dict[str, torch.Tensor] = send_to_device(pad_rows(rows, pad_id=pad_id), self.accelerator.device)
+        rows = rollout_output(trajectories, pad_id=int(self._tokenizer.pad_token_id), n_rows=n_rows)
+        return self._padded(unfilter({name: values[:n_rows] for name, values in rows.items()}))
+
+    def _padded(self, rows: Mapping[str, list[Any]]) -> dict[str, Any]:
+        """Return rows as tensors on the device of this process, under TRL's names."""
+        pad_id, multiple = int(self._tokenizer.pad_token_id), int(self.pad_to_multiple_of or 1)
+        padded: dict[str, Any] = send_to_device(
+            pad_rows(rows, pad_id=pad_id, multiple=multiple), self.accelerator.device
+        )
         return padded
+
+    def _log_rows(self, output: Mapping[str, Any]) -> None:
+        """Log TRL's metrics of a generation's rows: their lengths in sampled tokens, how many ended, their weights."""
+        mode, metrics = self._mode, self._metrics[self._mode]
+        mask_BT, ends_B = batch_from_trl(output).mask_BT, output["completion_mask"].sum(1, keepdim=True)
+        last_B = output["completion_ids"].gather(1, (ends_B - 1).clamp(min=0))[:, 0]
+        end_ids = torch.tensor([*self.eos_token_ids, int(self._tokenizer.pad_token_id)], device=last_B.device)
+        facts = [mask_BT.sum(1), torch.isin(last_B, end_ids), output["prompt_mask"].sum(1)]
+        lengths_N, has_ended_N, prompts_N = self._gathered(torch.stack([fact.long() for fact in facts], 1)).T.cpu()
+        if mode == "train":
+            self.state.num_input_tokens_seen += int(lengths_N.sum() + prompts_N.sum())
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        self._take(mode, "completions/clipped_ratio", float((has_ended_N == 0).sum()), len(has_ended_N))
+        for kind, part in (("", lengths_N), ("terminated_", lengths_N[has_ended_N == 1])):
+            self._take(mode, f"completions/mean_{kind}length", float(part.sum()), len(part))
+            if len(part):
+                metrics[f"completions/min_{kind}length"].append(float(part.min()))
+                metrics[f"completions/max_{kind}length"].append(float(part.max()))
+        if (weights := output.get("importance_sampling_ratio")) is None:
+            return
+        gaps = (output["old_per_token_logps"] - output["sampling_per_token_logps"]).abs()[mask_BT]
+        weights = weights[mask_BT] if weights.shape == mask_BT.shape else weights.flatten()
+        for name, part in (("sampling_logp_difference", gaps), ("importance_sampling_ratio", weights)):
+            values = self._gathered(part[~part.isnan()])
+            self._take(mode, f"sampling/{name}/mean", float(values.sum()), len(values))
+            for extreme in ("max",) if part is gaps else ("min", "max"):
+                if len(values):
+                    metrics[f"sampling/{name}/{extreme}"].append(float(getattr(values, extreme)()))
+
+    def _log_rewards(self, episodes: EpisodeRewards, output: Mapping[str, Any]) -> None:
+        """Log TRL's metrics of a generation's rewards, and its table of completions."""
+        mode, metrics = self._mode, self._metrics[self._mode]
+        table = self._gathered_table(episodes, output)
+        if mode == "train" and self.state.global_step == 0:
+            warn_of_absent(self._pays_for, table.columns)
+        for name, values in {"reward": table.rewards, **{f"rewards/{k}": v for k, v in table.columns.items()}}.items():
+            scored = np.array([value for value in values if value is not None and not math.isnan(value)])
+            mean, deviation = ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
+            self._take(mode, mean, float(scored.sum()), len(scored))
+            if not len(scored):
+                metrics[mean].append(math.nan)
+            metrics[deviation].append(float(scored.std(ddof=1)) if len(scored) > 1 else math.nan)
+        if len(set(table.groups)) < len(table.groups):  # meaningless for groups of one
+            metrics["frac_reward_zero_std"].append(table.share_of_equal_groups())
+
+    def _gathered_table(self, episodes: EpisodeRewards, output: Mapping[str, Any]) -> RewardTable:
+        """Return the rewards of a generation's episodes on all processes; with `log_completions`, note their texts."""
+        n, process = len(episodes.trajectories), self.accelerator.process_index
+        groups = [(process, trajectory.group_id) for trajectory in episodes.trajectories]
+        texts: dict[str, list[Any]] = {"prompt": [None] * n, "completion": [None] * n, "advantages": [None] * n}
+        if self.log_completions:
+            for name in ("prompt", "completion"):
+                ids = [row[own.bool()] for row, own in zip(output[f"{name}_ids"], output[f"{name}_mask"], strict=True)]
+                texts[name] = self._tokenizer.batch_decode(ids[:n], skip_special_tokens=True)
+            if (advantages := output.get("advantages")) is not None:
+                mask_BT = batch_from_trl(output).mask_BT
+                of_rows = advantages if advantages.ndim == 1 else masked_mean(advantages, mask_BT, dim=1)
+                texts["advantages"] = of_rows[:n].tolist()
+        parts = [{name: values[i] for name, values in episodes.columns.items()} for i in range(n)]
+        gathered = gather_object(list(zip(groups, episodes.rewards.tolist(), parts, *texts.values(), strict=True)))
+        every_group, rewards, every_part, *lists = map(list, zip(*gathered, strict=True))
+        names = list(dict.fromkeys(name for part in every_part for name in part))
+        table = RewardTable(every_group, rewards, {name: [part.get(name) for part in every_part] for name in names})
+        if self.log_completions:
+            logs: Any = self._logs
+            for name, texts_of_all in zip(texts, lists, strict=True):
+                logs[name].extend(texts_of_all)
+            for name, column in table.columns.items():
+                logs["rewards"][name].extend(column)
+        return table
+
+    def _log_policy(self, algorithm: Algorithm, batch: Batch, stats: Mapping[str, torch.Tensor]) -> None:
+        """Log how the policy of a micro-batch differs from the one that sampled, by TRL's names where it has them.
+
+        Args:
+            algorithm: The algorithm.
+            batch: The micro-batch with log-probabilities and entropies.
+            stats: Those of `algorithm_loss`.
+        """
+        mask_BT, logps_BT = batch.mask_BT, batch.need("logps_BT").detach()
+        old_BT = logps_BT if batch.old_logps_BT is None else batch.old_logps_BT
+        # The old policy sampled the tokens, so k3 with swapped arguments estimates KL(old||new).
+        means = {"policy/ratio": stats["ratio"], "policy/approx_kl": mean_kl(k3(old_BT, logps_BT, mask_BT), mask_BT)}
+        means |= {"kl": stats["kl"]} if "kl" in stats else {}
+        means["entropy"] = masked_mean(batch.need("entropies_BT").detach(), mask_BT)
+        self._log_max("policy/ratio_max", stats["ratio_max"])
+        if algorithm.loss_fn is not None and (clip := clip_settings(algorithm.loss_fn)) is not None:
+            below_BT, above_BT = clipped_tokens(logps_BT, old_BT, batch.need("advantages"), mask_BT, **clip)
+            parts = {"low": below_BT, "high": above_BT, "region": below_BT | above_BT}
+            means |= {f"clip_ratio/{name}_mean": masked_mean(part, mask_BT) for name, part in parts.items()}
+            learns_B = mask_BT.bool().any(1)
+            shares_B2 = torch.stack([masked_mean(part, mask_BT, dim=1)[learns_B] for part in (below_BT, above_BT)], 1)
+            if len(shares_N2 := self._gathered(shares_B2)):
+                self._metrics[self._mode]["clip_ratio/low_min"].append(float(shares_N2[:, 0].min()))
+                self._metrics[self._mode]["clip_ratio/high_max"].append(float(shares_N2[:, 1].max()))
+        self._add_means(mask_BT.sum(), means)
+
+    def _gathered(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a tensor on all processes, which may have different numbers of them. A collective."""
+        n_N = self.accelerator.gather(torch.tensor([len(values)], device=values.device)).tolist()
+        padded = torch.nn.functional.pad(values.T, (0, max(n_N) - len(values))).T
+        whole: torch.Tensor = self.accelerator.gather(padded.contiguous())
+        parts = whole.split(max(n_N)) if max(n_N) else [whole]
+        return torch.cat([part[:n] for part, n in zip(parts, n_N, strict=False)])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does. A table of completions that cannot be written is left out from then on."""
@@ -246,7 +358,7 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
             return
         batch, algorithm = batch_from_trl(output), self._algorithm
         names = {"kl_penalties": "kl_penalties", "values": "old_values"}
-        facts |= {"algorithm": None if algorithm is None else describe(algorithm), "kl_coef": self.beta}
+        facts |= {"algorithm": describe(algorithm), "kl_coef": self.beta}
         self._record(
             self._player.writer,
             self._run_record,
@@ -286,16 +398,15 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of a micro-batch, in parts of the configured size if forks made the micro-batch larger.
 
-        Losses normalised by the tokens of the whole batch (dapo, cispo) are sums over rows, so parts can be added.
-        Gradients of all parts but the last are accumulated here, which keeps memory use unchanged.
+        Our losses are sums over rows, so parts can be added. Gradients of all parts but the last are accumulated here,
+        which keeps memory use unchanged.
         """
         # transformers calls this for each micro-batch, and runs the backward pass of the loss that it returns.
         size = self.args.per_device_train_batch_size
         n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
-        # bnpo, TRL's entropy bonus and a router's loss are means over the micro-batch, which parts would count several
-        # times. DeepSpeed's engine steps at every backward pass.
-        has_means = self.loss_type == "bnpo" or self._entropy_bonus_enabled or self.aux_loss_enabled
-        is_whole = has_means or self.is_deepspeed_enabled
+        # A router's loss is a mean over the micro-batch, which parts would count several times. DeepSpeed's engine
+        # steps at every backward pass. The entropies of the micro-batch decide which tokens count.
+        is_whole = self.aux_loss_enabled or self.is_deepspeed_enabled or self._algorithm.top_entropy_quantile < 1
         if self._mode == "eval":
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
             self._add_means(self._n_loss_items(inputs), {"loss": loss})
@@ -315,8 +426,7 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
 
     def _n_loss_items(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return how many tokens, prompts or rows the loss of an evaluation's batch is a mean over."""
-        of_trl: Normalisation = "token" if self.loss_type in ("cispo", "dapo", "vespo") else "sequence"
-        normalisation = of_trl if self._algorithm is None else self._algorithm.normalisation
+        normalisation = self._algorithm.normalisation
         mask_BT, n_tokens = batch_from_trl(inputs).mask_BT, inputs["num_items_in_batch"]
         return torch.as_tensor(self._shares.denominator(normalisation, mask_BT, n_tokens, constant=1.0))
 
@@ -384,7 +494,7 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         if self.args.should_save:
             begun = {"taken": taken, "ahead": self._player.n_begun}
             state = self._player.state_dict() | {"trainer": self._kind, "generation": begun | uses}
-            state |= {} if self.algorithms is None else self.algorithms.state_dict()
+            state |= self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
 
@@ -394,16 +504,14 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
         if checkpoint is not None:
             check_origin(checkpoint, state, self._kind)
-            present = None if self.algorithms is None else self.algorithms.name_at(state or {})
-            check_generation(checkpoint, (state or {}).get("learned_by"), present)
+            check_generation(checkpoint, (state or {}).get("learned_by"), self.algorithms.name_at(state or {}))
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and state is not None:
             self._player.load_state_dict(state)
             self._reference.load(self, Path(checkpoint), state.get("reference"))
             # Before the generation, whose pairs take the current algorithm.
-            if self.algorithms is not None:
-                self.algorithms.load_state_dict(state)
-                self.beta = self.algorithms.coefficient
+            self.algorithms.load_state_dict(state)
+            self.beta = self.algorithms.coefficient
             self._load_rest(Path(checkpoint), state.get("generation") or {"taken": 0})
 
     @property

@@ -9,16 +9,12 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import (
-    check_async_generations,
-    check_env_kwargs,
-    check_forks,
-    check_loss_types,
-)
+from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 
 __all__ = ["EnvGRPOConfig"]
 
@@ -150,15 +146,8 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
-        check_loss_types(self.loss_type, "GRPO")
         refuse_unused(self, grpo_cases(self))
-        # Other losses read epsilon_high as the width of a clip range, CISPO as the greatest weight of a token.
-        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1.0):
-            raise InvalidConfigError(
-                f"loss_type='cispo' with epsilon_high={self.epsilon_high}: epsilon_high is the greatest weight of a "
-                "token, and where it is None TRL takes epsilon, which cuts every weight to 0.2. Set epsilon_high to 1 "
-                "or more, for example 5.0."
-            )
+        algorithm_from_trl(self)  # refuses what cannot be said
         if self.max_completion_length is None:
             raise InvalidConfigError("max_completion_length=None; it must be a number: the tokens of a whole episode.")
         if not self.temperature > 0:
@@ -209,8 +198,6 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             )
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
-        if self.history == "template":
-            check_forks(self.loss_type)
         if self.num_train_seeds < n_groups:
             raise InvalidConfigError(
                 f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."

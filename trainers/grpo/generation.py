@@ -43,7 +43,7 @@ class Generation:
         torch.save({"inputs": micro_batches, **state}, path)
 
     @classmethod
-    def load(cls, path: Path, algorithm: Algorithm | None) -> tuple[Generation, list[dict[str, Any]]]:
+    def load(cls, path: Path, algorithm: Algorithm) -> tuple[Generation, list[dict[str, Any]]]:
         """Return a generation that `save` wrote, without its episodes, and its micro-batches on the CPU.
 
         Args:
@@ -63,6 +63,5 @@ class Generation:
         generation = cls(is_arranged=content["is_arranged"])
         generation.kept.load(content.get("kept", ()))
         if content["pairs"] is not None:
-            assert algorithm is not None  # only an algorithm has pairs
             generation.pairs = PairedRows(algorithm, **content["pairs"])
         return generation, content["inputs"]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from trl import GRPOTrainer
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import TRANSPORTS
@@ -22,12 +19,11 @@ from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 
 __all__ = [
-    "captured_logps",
     "check_arguments",
     "check_generation",
     "check_origin",
     "make_splits",
-    "silence_missing_reward_warning",
+    "no_reward",
     "temporarily",
 ]
 
@@ -85,34 +81,9 @@ def temporarily(owner: Any, **values: Any) -> Iterator[None]:
         vars(owner).update(own)
 
 
-@contextmanager
-def captured_logps(trainer: GRPOTrainer) -> Iterator[list[torch.Tensor]]:
-    """Collect the log-probabilities of the trainer's scoring passes inside the block, in order, detached."""
-    # TRL's loss scores the tokens itself and returns only the loss, so look at what its scoring returns.
-    score, passes = trainer._get_per_token_logps_and_entropies, []
-
-    def captured(*args: Any, **kwargs: Any) -> Any:
-        result = score(*args, **kwargs)
-        passes.append(result[0].detach())
-        return result
-
-    with temporarily(trainer, _get_per_token_logps_and_entropies=captured):
-        yield passes
-
-
-@contextmanager
-def silence_missing_reward_warning(is_quiet: bool) -> Iterator[None]:
-    """Silence TRL's missing-reward warning: the extra rows of a forked episode have no reward on purpose."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return not (is_quiet and "All reward functions returned None" in record.getMessage())
-
-    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
-    trl_logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        trl_logger.removeFilter(keep)
+def no_reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+    """Stand in for TRL's reward functions, which are never called."""
+    raise AssertionError("TRL asks for a reward, and `score_episodes` has the rewards")
 
 
 def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) -> None:
@@ -140,21 +111,21 @@ def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) ->
     )
 
 
-def check_generation(checkpoint: str, saved: str | None, present: str | None) -> None:
+def check_generation(checkpoint: str, saved: str | None, present: str) -> None:
     """Reject a checkpoint whose latest generation was trained by another algorithm than this run would use.
 
     Args:
         checkpoint: The folder.
-        saved: Name of the algorithm of its latest generation; None: TRL's own loss.
-        present: Name of this run's algorithm for that generation; None: TRL's own loss.
+        saved: Name of the algorithm of its latest generation; None: a former version's, with TRL's own loss.
+        present: Name of this run's algorithm for that generation.
 
     Raises:
         InvalidConfigError: If they differ.
     """
     if saved == present:
         return
-    names = [("TRL's loss" if name is None else repr(name)) for name in (saved, present)]
+    former = "TRL's own loss, as an earlier version had it" if saved is None else repr(saved)
     raise InvalidConfigError(
-        f"{checkpoint} was learned by {names[0]}, and in this run that generation is {names[1]}'s: resume with the "
+        f"{checkpoint} was learned by {former}, and in this run that generation is {present!r}'s: resume with the "
         "algorithm of the run, or begin a new run with the folder as its model."
     )

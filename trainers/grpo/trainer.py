@@ -2,10 +2,10 @@
 
 TRL's trainer has the training loop, and calls the methods of this class back, in this order:
 
-    _generate_and_score_completions  for each generation: `_play` plays it, `_rows` hands it to TRL, which scores the
-                                     tokens, and `_make_advantages` decides what they earn
+    _generate_and_score_completions  for each generation: `_play` plays it, `_scored_rows` makes its rows and scores
+                                     their tokens, and `_make_advantages` decides what they earn
     _prepare_inputs                  for each micro-batch
-    _compute_loss                    for each micro-batch: `_algorithm_loss`; without an algorithm, TRL's own loss
+    _compute_loss                    for each micro-batch: `_algorithm_loss`
     _end_step                        for each optimizer step
 
 Two further files complete the path from episode to loss: `bridge/batches.py` (the batch: episodes as rows of tokens, a
@@ -27,7 +27,6 @@ Invariants:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,22 +46,12 @@ from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.advantages import create_state_fn, with_advantages
-from llm_envs.trainers.bridge.batches import (
-    OWN_IMPORTANCE_MODES,
-    batch_from_trl,
-    create_column_reader,
-    fork_owners,
-    reward_from_field,
-    reweighed,
-    rollout_output,
-    two_columns,
-)
-from llm_envs.trainers.bridge.checks import check_forks, check_scorable, load_training_tokenizer
+from llm_envs.trainers.bridge.batches import batch_from_trl, rollout_output
+from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
     RewardSettings,
     checked_weights,
     score_episodes,
-    warn_of_absent,
     with_overlong,
 )
 from llm_envs.trainers.bridge.engines import own_policy
@@ -70,29 +59,24 @@ from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
-from llm_envs.trainers.bridge.means import sampling_totals, weights_of_generation, weights_of_trl
 from llm_envs.trainers.bridge.packed_rows import PackedRows
 from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 from llm_envs.trainers.bridge.teacher import ServedTeacher
-from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
+from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.kl import mean_kl
-from llm_envs.trainers.functional.masking import masked_mean, trim_padding
+from llm_envs.trainers.functional.losses import entropy_floor
+from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.algorithms import Algorithms, AlgorithmState
 from llm_envs.trainers.grpo.base import EpisodeTrainer
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
+from llm_envs.trainers.grpo.from_trl import rewards_from_trl
 from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.pairs import PairedRows, keep_groups_together
-from llm_envs.trainers.grpo.setup import (
-    captured_logps,
-    check_arguments,
-    make_splits,
-    silence_missing_reward_warning,
-    temporarily,
-)
-from llm_envs.trainers.reference import Reference, StepEnd, keeping_base
+from llm_envs.trainers.grpo.setup import check_arguments, make_splits, no_reward, temporarily
+from llm_envs.trainers.reference import Reference, StepEnd, keeping_base, reference_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,7 +110,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         algorithm: Sets advantages, loss, KL and pairs: a name in `functional.algorithm.ALGORITHMS`, or a value such
             as `replace(GRPO, kl_fn=k2, kl_coef=0.04)`. A mapping
             `{0: "grpo", 100: "pairwise"}` or a function `(generation) -> algorithm` changes it between generations.
-            None: TRL's own loss, configured by `args`.
+            None: `algorithm_from_trl(args)`, the objective of TRL's settings (`loss_type`, `beta`, ...).
         ref_model_fn: `(policy) -> reference`, in place of the initial weights: a copy
             (`functional.references.frozen_copy`), or another model of the same vocabulary, such as a teacher.
         reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
@@ -169,20 +153,22 @@ class EnvGRPOTrainer(EpisodeTrainer):
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         rewards = (rewards or RewardSettings()).limited(function_limit(args))
+        rewards = rewards_from_trl(args, rewards)
         self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
         may_fork = context_fn is not None or any(getattr(choice.factory, "may_fork", False) for choice in choices)
-        self.algorithms: AlgorithmState | None = None
-        if algorithm is not None:
-            known: dict[str, Any] = {"known": self._known_algorithms, "n_items": len(self.items["train"])}
-            has_critic = self._kind == "ppo"
-            self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
+        self.algorithms = AlgorithmState(
+            args,
+            algorithm,
+            known=self._known_algorithms,
+            n_items=len(self.items["train"]),
+            has_critic=self._kind == "ppo",
+            may_fork=may_fork,
+        )
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
-        if may_fork:
-            check_forks(args.loss_type)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
@@ -191,8 +177,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
-        # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
-        self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
@@ -210,60 +194,34 @@ class EnvGRPOTrainer(EpisodeTrainer):
     # For each generation: play, rows, advantages.
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Play an episode for each of TRL's rows; return the rows that TRL has scored, with advantages."""
-        if self._mode == "train" and self.algorithms is not None:
+        """Play an episode for each of TRL's items; return their rows, scored, with advantages."""
+        if self._mode == "train":
             self.algorithms.begin_generation(self.state.global_step, self.state.max_steps)
             self.beta = self.algorithms.coefficient
         self._prepare_policy()
-        # Play first: TRL's method asks for completions deep inside, when the number of its rows is already fixed, and
-        # an episode whose history forks needs several rows.
         generation = self._play(inputs)
-        owners = fork_owners(generation.episodes.trajectories)
-        further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
-        with silence_missing_reward_warning(bool(further_rows)), temporarily(self, **self._trl_settings(generation)):
-            # In here TRL calls `_rows`, reads the rewards, and scores the tokens by the model and the reference.
-            output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
-        output = reweighed(
-            output,
-            mode=self.vllm_importance_sampling_mode,
-            maximum=self.vllm_importance_sampling_clip_max,
-            minimum=self.vllm_importance_sampling_clip_min,
-        )
-        ends = [*self.eos_token_ids, int(self._tokenizer.pad_token_id)]
-        self._weigh(weights_of_generation(output, generation.episodes.columns, ends), keep=True)
-        totals = sampling_totals(output, batch_from_trl(output).mask_BT)
-        for name in totals:
-            del self._metrics[self._mode][name]
-        self._add_totals(totals)
-        if further_rows:  # they have no reward, and TRL counts their groups as having different rewards
-            mean = self._metrics[self._mode]["frac_reward_zero_std"]
-            mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
-        if (algorithm := self._algorithm) is not None:
-            self._make_advantages(algorithm, generation, output)
-        elif owners:  # all rows of a forked episode share its advantage
-            first = len(inputs)
-            output["advantages"][first : first + len(owners)] = output["advantages"][owners]
+        n_forks = sum(max(len(t.rows) - 1, 0) for t in generation.episodes.trajectories)
+        output = self._scored_rows(generation, len(inputs) + self._n_further_rows(n_forks))
+        self._make_advantages(self._algorithm, generation, output)
         if self._keeps_groups:  # TRL shuffles rows next; this keeps track of them
             output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
-        # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
+        # Only now: the guard compares tokens as the loss will see them.
         self._guard(output, self._score_without_gradient, self._unfiltered)
         self._log_episodes(output)
         return output
 
     def _play(self, inputs: list[dict[str, Any]]) -> Generation:
-        """Play one episode for each of TRL's rows, and score them by the rewards."""
+        """Play one episode for each of TRL's items, and score them by the rewards."""
         mode, algorithm = self._mode, self._algorithm
         size, step = self._shares.group_size, self.state.global_step
         after = self._upcoming(inputs)
-        if algorithm is not None:
-            branch_at = limited(algorithm.branch_at, function_limit(self.args), f"branch_at of {algorithm.name!r}")
-            algorithm = replace(algorithm, branch_at=branch_at)
+        branch_at = limited(algorithm.branch_at, function_limit(self.args), f"branch_at of {algorithm.name!r}")
+        algorithm = replace(algorithm, branch_at=branch_at)
         rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=after, algorithm=algorithm)
         if mode == "train":
             self._player.learn()
         # The algorithm of now may punish length: that is one more column of rewards.
-        share = 0.0 if algorithm is None else algorithm.overlong
-        rewards = with_overlong(self._pays_for, share, self.max_completion_length)
+        rewards = with_overlong(self._pays_for, algorithm.overlong, self.max_completion_length)
         # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
         with raise_on_all_ranks():
             episodes = score_episodes(rows, rewards, self._task_weights)
@@ -272,42 +230,40 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.generations[mode] = Generation(episodes, kept)
         return self.generations[mode]
 
-    def _trl_settings(self, generation: Generation) -> dict[str, Any]:
-        """Return the attributes by which TRL's method takes the episodes and rewards of a generation."""
-        # TRL gathers one tensor with a column for each function, so all processes need the same columns, whatever tasks
-        # they played.
-        parts = gather_object([list(generation.episodes.weights.items())])
-        weights = dict(item for part in parts for item in part) or {"reward": 1.0}
-        if self._mode == "train" and self.state.global_step == 0:
-            warn_of_absent(self._pays_for, weights)
-        mode = self.vllm_importance_sampling_mode
-        return {
-            "rollout_func": lambda prompts, trainer: self._rows(generation, len(prompts)),
-            "reward_funcs": [create_column_reader(name) for name in weights],
-            "reward_func_names": list(weights),
-            "reward_processing_classes": [None] * len(weights),  # as TRL sets it for functions
-            "reward_weights": torch.tensor(list(weights.values()), dtype=torch.float32),
-            # TRL scores the reference only if beta is not 0, and a schedule may pass through 0.
-            "beta": self.beta or float(self._has_reference),
-            # TRL refuses the modes that we add: give it one that it knows; `reweighed` replaces its weights.
-            "vllm_importance_sampling_mode": "token_mask" if mode.startswith(OWN_IMPORTANCE_MODES) else mode,
-        }
-
-    def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
-        """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
-        keeps, limit_s = self._trajectory_filter, function_limit(self.args)
+    def _scored_rows(self, generation: Generation, n_rows: int) -> dict[str, Any]:
+        """Return the rows of a generation under TRL's names, with what policy and reference make of their tokens."""
+        keeps, limit_s, args = self._trajectory_filter, function_limit(self.args), self.args
         with raise_on_all_ranks():  # the filter is user code
             rows = rollout_output(
                 generation.episodes.trajectories,
                 pad_id=int(self._tokenizer.pad_token_id),
-                mask_truncated=self._mask_truncated,
+                mask_truncated=self.mask_truncated_completions,
                 trajectory_filter=limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,
-                columns=generation.episodes.columns,
             )
-        is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
-        is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
-        return self._unfiltered(rows) if is_read else rows
+        is_weighted = args.use_vllm and self.vllm_importance_sampling_correction
+        if is_weighted or not self._guarded:
+            rows = self._unfiltered(rows)
+        output = self._padded(rows)
+        mask_BT = batch_from_trl(output).mask_BT
+        output["num_items_in_batch"] = self.accelerator.reduce(mask_BT.sum(), reduction="sum")
+        size = args.per_device_train_batch_size if self._mode == "train" else args.per_device_eval_batch_size
+        # Without vLLM and with one step a generation, the weights that learn are those that sampled.
+        if args.gradient_accumulation_steps % self._uses["uses"] or is_weighted:
+            output["old_per_token_logps"] = self._score_without_gradient(output, batch_size=size)
+        if is_weighted:
+            output["importance_sampling_ratio"] = importance_weights(
+                output["old_per_token_logps"],
+                output["sampling_per_token_logps"],
+                mask_BT,
+                mode=cast("ImportanceMode", self.vllm_importance_sampling_mode),
+                maximum=self.vllm_importance_sampling_clip_max,
+                minimum=self.vllm_importance_sampling_clip_min,
+            )
+        if self._has_reference:
+            with torch.no_grad(), self._whole_activations(), reference_of(self) as reference:
+                output["ref_per_token_logps"] = self._score(reference, output, batch_size=size)[0]
+        return output
 
     def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
@@ -319,7 +275,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
-        """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
+        """Add the advantages, and the loss's other inputs; a critic's advantages follow later."""
         # TRL shuffles and splits all that is in `output`, and hands it to `_compute_loss`: write results there.
         batch = batch_from_trl(output)
         if algorithm.has_paid_kl:
@@ -345,8 +301,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._add_means(batch.mask_BT.sum(), {"kl": mean_kl(scored.kl_BT, batch.mask_BT)})
         if batch.group_tokens_B is not None:
             output["group_tokens"] = batch.group_tokens_B
-        if algorithm.advantage_fn is not None:
+        if batch.advantages is not None:
             output["advantages"] = batch.advantages
+        self._log_rows(output)
+        self._log_rewards(generation.episodes, output)
         if algorithm.pair_loss_fn is not None:
             with raise_on_all_ranks():  # the selector is user code
                 limit_s = function_limit(self.args)
@@ -378,26 +336,11 @@ class EnvGRPOTrainer(EpisodeTrainer):
         """Return the loss of a micro-batch, without its shared padding; measure its KL."""
         # TRL pads all micro-batches to the longest row of the generation. Drop the columns that this one does not need.
         inputs, algorithm = trim_padding(inputs), self._algorithm
-        if algorithm is not None:
-            loss, logps_BT = self._algorithm_loss(algorithm, model, inputs)
-        else:
-            loss, logps_BT = self._trl_loss(model, inputs)
-        if self._mode == "train" and (self._reference.update_fn or (self.algorithms and self.algorithms.is_steered)):
-            batch, kl_fn = batch_from_trl(inputs), None if algorithm is None else algorithm.kl_fn
-            self._reference.meter.add(logps_BT, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
+        loss, logps_BT = self._algorithm_loss(algorithm, model, inputs)
+        if self._mode == "train" and (self._reference.update_fn or self.algorithms.is_steered):
+            batch = batch_from_trl(inputs)
+            self._reference.meter.add(logps_BT, batch.need("ref_logps_BT"), batch.mask_BT, algorithm.kl_fn)
         return loss
-
-    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return TRL's loss of a micro-batch, and its log-probabilities; log TRL's statistics as exact means."""
-        with captured_logps(self) as passes, self._counting_all():
-            loss: torch.Tensor = super()._compute_loss(model, two_columns(inputs))
-        mask_BT = batch_from_trl(inputs).mask_BT
-        is_sequence = self.importance_sampling_level == "sequence"
-        n_accumulated = self._shares.n_accumulated
-        self._weigh(
-            weights_of_trl(mask_BT, loss_type=self.loss_type, by_sequence=is_sequence, n_accumulated=n_accumulated)
-        )
-        return loss, passes[-1][:, : mask_BT.shape[1]]
 
     def _algorithm_loss(
         self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]
@@ -415,6 +358,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         constant = algorithm.constant if algorithm.constant is not None else self.max_completion_length
         denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
         batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
+        if algorithm.top_entropy_quantile < 1.0:  # as TRL does, of the micro-batches of all processes
+            entropies_N = self._gathered(entropies_BT[mask_BT].detach())
+            batch = replace(batch, entropy_floor=entropy_floor(entropies_N, algorithm.top_entropy_quantile))
         if (paired := self.generation.pairs) is not None:
             losses_B, slopes_B, n_right, n_pairs = paired.slopes(logps_BT, inputs, shares.group_size)
             weight = shares.pair_weight(paired.n_pairs)
@@ -424,10 +370,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
         present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
-        named = {"kl": "kl", "policy/ratio": "ratio", "policy/clip_fraction": "clip_fraction"}
-        means = {name: stats[statistic] for name, statistic in named.items() if statistic in stats}
-        self._add_means(mask_BT.sum(), {"entropy": masked_mean(entropies_BT, mask_BT), **means})
-        self._log_max("policy/ratio_max", stats["ratio_max"])
+        self._log_policy(algorithm, batch, stats)
         if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
             self._add_means(torch.tensor(float(len(mask_BT)), device=aux_loss.device), {"aux_loss": aux_loss})
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
@@ -482,7 +425,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             metrics["reference/kl"].append(kl)
         if self._has_reference:
             metrics["kl_coef"].append(self.beta)
-        for name, value in self.algorithms.end_step(kl).items() if self.algorithms is not None else ():
+        for name, value in self.algorithms.end_step(kl).items():
             metrics[name].append(value)
         if not self._is_skipped:
             self._reference.end_step(self, kl)
@@ -492,7 +435,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
     def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
         """Return the user's filter with its limit of time, and the algorithm's."""
         given = limited(given, function_limit(self.args), "the group_filter")
-        return given if self.algorithms is None else self.algorithms.group_filter(given)
+        return self.algorithms.group_filter(given)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.
@@ -500,11 +443,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         Pairs use a reference only if the user creates or updates one; otherwise they use the sampling policy.
         """
         algorithms, is_ours = self.algorithms, self._reference.is_ours
-        needed = bool(args.beta)
-        if algorithms is not None:
-            needed = algorithms.has_kl or (algorithms.has_pairs and is_ours)
-        self._reference.check_teacher([] if algorithms is None else algorithms.known)
-        refuse_unused(args, [(not needed, "no KL is computed", ("use_bias_correction_kl",))])
+        needed = algorithms.has_kl or (algorithms.has_pairs and is_ours)
+        self._reference.check_teacher(algorithms.known)
         how = "set beta above 0, or give an algorithm with a kl_coef"
         self._reference.check(args, is_used=needed, how=how)
         return needed
@@ -515,26 +455,15 @@ class EnvGRPOTrainer(EpisodeTrainer):
         TRL loads a reference only if `beta` is above 0 now, so a schedule that starts at 0 needs another value here.
         TRL's vLLM engine ignores our dtype and seed and cannot run on CPUs, so we start ours afterwards.
         """
-        beta = self._kl_coefficient(args) or float(self._has_reference)
+        beta = self.algorithms.coefficient or float(self._has_reference)
         if self._reference.ref_model_fn is not None:
             beta = 0.0
-        with temporarily(args, use_vllm=False, beta=beta), keeping_base(model), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
-            super().__init__(
-                model,
-                reward_funcs=[reward_from_field],
-                args=args,
-                # TRL checks here that there is one; `_trl_settings` gives it that of each generation.
-                rollout_func=lambda prompts, trainer: self._rows(self.generation, len(prompts)),
-                **kwargs | index_datasets(self.items),
-            )
+        with temporarily(args, use_vllm=False, beta=beta), keeping_base(model):
+            # TRL wants a reward function, which nothing asks: `score_episodes` has the rewards.
+            super().__init__(model, reward_funcs=[no_reward], args=args, **kwargs | index_datasets(self.items))
         copy_single_heads()
         check_scorable(self.accelerator.unwrap_model(self.model))
         check_positions(self.accelerator.unwrap_model(self.model))
         # TRL copied the changed value from `args`.
-        self.beta = self._kl_coefficient(args)
+        self.beta = self.algorithms.coefficient
         self.add_callback(StepEnd(self._end_step))
-
-    def _kl_coefficient(self, args: EnvGRPOConfig) -> float:
-        """Return the current KL coefficient: the algorithm's, or `beta` for TRL's loss."""
-        return float(cast("Any", args.beta) or 0.0) if self.algorithms is None else self.algorithms.coefficient

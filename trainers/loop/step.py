@@ -164,7 +164,7 @@ def training_step(
         share = part.n_tokens / batch.n_tokens
         own = _share(algorithm, rows, pairs_P2, share)
         with autocast(part.mask_BT.device, settings.autocast_dtype):
-            logps_BT, entropies_BT = score_rows(state.model, part, with_entropies=bool(algorithm.entropy_coef))
+            logps_BT, entropies_BT = score_rows(state.model, part, with_entropies=algorithm.needs_entropies)
         part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         loss, stats = algorithm_loss(own, part)
         loss.backward()

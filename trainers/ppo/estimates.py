@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from llm_envs.trainers.bridge.advantages import own_turns, turn_matrix
-from llm_envs.trainers.functional.kl import k3, mean_kl
-from llm_envs.trainers.functional.losses import clip_fractions, value_loss
+from llm_envs.trainers.functional.losses import value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean, masked_sum, zero_masked
 from llm_envs.trainers.functional.returns import gae, length_adaptive_lambda
 from llm_envs.trainers.functional.turns import place_turn_rewards, turn_ids
@@ -29,7 +28,6 @@ __all__ = [
     "estimate",
     "explained_variance",
     "global_moments",
-    "policy_statistics",
 ]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -231,17 +229,3 @@ def critic_loss(
     stopped = masked_mean((loss_BT > plain_BT).detach(), mask_BT)
     loss = aggregate_loss(loss_BT, mask_BT, "token", denominator=denominator)
     return loss, masked_mean(loss_BT.detach(), mask_BT), stopped
-
-
-@torch.no_grad()
-def policy_statistics(
-    logps_BT: torch.Tensor, inputs: dict[str, Any], mask_BT: torch.Tensor, *, clip_low: float, clip_high: float
-) -> dict[str, torch.Tensor]:
-    """Return how far the policy has moved from the one that sampled, as scalars: `approx_kl`, `clip_fraction`."""
-    old_BT = inputs.get("old_per_token_logps")
-    old_BT = logps_BT if old_BT is None else old_BT
-    below, above = clip_fractions(
-        logps_BT, old_BT, inputs["advantages"], mask_BT, clip_low=clip_low, clip_high=clip_high
-    )
-    # The old policy sampled the tokens, so k3 with swapped arguments estimates KL(old‖new).
-    return {"approx_kl": mean_kl(k3(old_BT, logps_BT, mask_BT), mask_BT), "clip_fraction": below + above}

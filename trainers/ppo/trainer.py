@@ -1,6 +1,6 @@
 """PPO on environments: `EnvGRPOTrainer` with a critic in the place of the group's baseline.
 
-Playing, rewards and sampling are GRPO's, and the policy's loss is TRL's clipped ratio. This module adds the critic,
+Playing, rewards, sampling and the policy's loss are GRPO's. This module adds the critic,
 its advantages per token, and its loss.
 
 Invariants:
@@ -26,17 +26,10 @@ from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.unused_settings import ppo_cases, refuse_unused
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
 from llm_envs.trainers.functional.masking import masked_whiten, trim_padding
-from llm_envs.trainers.grpo.setup import captured_logps
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.ppo.config import EnvPPOConfig
 from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, captured_states, load_critic
-from llm_envs.trainers.ppo.estimates import (
-    critic_loss,
-    estimate,
-    explained_variance,
-    global_moments,
-    policy_statistics,
-)
+from llm_envs.trainers.ppo.estimates import critic_loss, estimate, explained_variance, global_moments
 from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
 
 if TYPE_CHECKING:
@@ -108,11 +101,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play and score as GRPO does, then compute the advantages from the critic's values."""
-        # TRL's advantages, 0 in groups of one, stay in its batch until the critic's replace them below.
         output = super()._generate_and_score_completions(inputs)
         episodes = self.generation.episodes
-        if len(episodes.trajectories) == len({t.group_id for t in episodes.trajectories}):
-            self._metrics[self._mode].pop("frac_reward_zero_std", None)  # meaningless for groups of one
         args, mask_BT = self.args, output["completion_mask"] * output["tool_mask"]
         values_BT, bootstrap_E, follows_E = self._values(output)
         estimates = estimate(
@@ -190,13 +180,12 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         inputs = trim_padding(inputs)
         # A shared critic reads the hidden states of the policy's forward pass, which must run inside the block.
         if self.critic.is_shared:
-            with captured_states(self.accelerator.unwrap_model(model)) as states, captured_logps(self) as passes:
+            with captured_states(self.accelerator.unwrap_model(model)) as states:
                 loss = super()._compute_loss(model, inputs)
             detached = self.is_warming_up or not self.args.value_trains_trunk
             values = self.critic.read(states[0].detach() if detached else states[0])
         else:
-            with captured_logps(self) as passes:
-                loss = super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, inputs)
             values = self._separate_values(
                 torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
@@ -210,12 +199,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             clip=self.args.value_clip,
             denominator=self._shares.denominator("token", mask_BT, inputs["num_items_in_batch"], constant=1.0),
         )
-        logps_BT = passes[-1][:, :n_tokens]
-        moved = policy_statistics(logps_BT, inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
-        if self._algorithm is not None:  # it has its own clip, which `_algorithm_loss` has logged
-            del moved["clip_fraction"]
-        means = {"value/loss": mean_loss, "value/clip_fraction": stopped}
-        self._add_means(mask_BT.sum(), means | {f"policy/{name}": value for name, value in moved.items()})
+        self._add_means(mask_BT.sum(), {"value/loss": mean_loss, "value/clip_fraction": stopped})
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.
         warming_up = self.is_warming_up and self._mode == "train"
         return (0.0 if warming_up else 1.0) * loss + self.args.value_coef * loss_of_values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,15 +23,14 @@ from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.dpo.config import EnvDPOConfig
 from llm_envs.trainers.dpo.pairs import fit_pairs, make_selector, pair_rows
 from llm_envs.trainers.dpo.record import pair_digest
-from llm_envs.trainers.functional.advantages import group_centred, group_normalised
-from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
+from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k1
 from llm_envs.trainers.functional.masking import masked_whiten
 from llm_envs.trainers.ppo.estimates import Estimates, estimate
 from llm_envs.types import Trajectory
 
-__all__ = ["Recomputed", "audit_generation", "audit_pairs", "per_token", "present_algorithm", "trls_algorithm"]
+__all__ = ["Recomputed", "audit_generation", "audit_pairs", "per_token", "present_algorithm"]
 
 CLOSE = (1e-4, 1e-5)
 """(relative, absolute) tolerance of advantages and baselines: float32, in another order of sums."""
@@ -86,8 +84,6 @@ def present_algorithm(
     """Return the algorithm of a generation; None, with the reason noted, if it is not known."""
     described = record["algorithm"]
     try:
-        if described is None:
-            return trls_algorithm(run["settings"], critic=run["trainer"] == "ppo")
         if given is not None:
             return given.at(record["kl_coef"])
         return restore({**described, "kl_coef": record["kl_coef"]})
@@ -95,28 +91,6 @@ def present_algorithm(
         for part in ("advantages", "loss"):
             audit.parts[part].lack(str(error))
         return None
-
-
-def trls_algorithm(settings: Mapping[str, Any], *, critic: bool = False) -> Algorithm:
-    """Return TRL's own loss as an algorithm. Its advantages are those of TRL's `scale_rewards`.
-
-    Raises:
-        InvalidConfigError: If it is a loss that has no counterpart here.
-    """
-    kind, aggregation = settings["loss_type"], settings.get("multi_objective_aggregation")
-    normalisation = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}.get(kind)
-    if normalisation is None or aggregation not in (None, "sum_then_normalize"):
-        raise InvalidConfigError(f"TRL's loss_type={kind!r} with {aggregation!r} is not recomputed")
-    scale = str(settings["scale_rewards"])
-    fn = group_centred if scale == "none" else partial(group_normalised, scale=cast("Any", scale))
-    return replace(
-        GRPO,
-        name=f"trl_{kind}",
-        advantage_fn=None if critic else fn,
-        normalisation=cast("Any", normalisation),
-        constant=float(settings["max_completion_length"]) if normalisation == "constant" else None,
-        kl_coef=float(settings.get("beta") or 0.0),
-    )
 
 
 def _members(start: Started, record: Mapping[str, Any]) -> list[Trajectory] | None:

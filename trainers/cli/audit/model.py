@@ -150,7 +150,7 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
     sampling = SamplingParams(temperature=run["sampling"]["temperature"])
     batch = replace(made.batch, sampling=sampling)
     logps_BT = _scored(model, batch)
-    if algorithm.entropy_coef:
+    if algorithm.needs_entropies:
         _, entropies_BT = score_rows(model, _moved(batch, model.device), with_entropies=True)
         batch = replace(batch, entropies_BT=None if entropies_BT is None else entropies_BT.cpu())
     old_BT = batch.sampled_logps_BT if run["trainer"] == "loop" and run["old_logps"] == "sampled" else logps_BT
@@ -233,14 +233,8 @@ def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | 
     steps = settings.get("steps_per_generation"), settings.get("gradient_accumulation_steps")
     if run.get("steps_per_iteration", 1) != 1 or steps[0] != steps[1]:
         return "several steps a generation, whose rows are shuffled"
-    if settings.get("loss_type") == "bnpo" and steps[1] != 1 and made.record["algorithm"] is None:
-        return "bnpo divides by the tokens of shuffled micro-batches"
     if settings.get("use_vllm") or run.get("old_logps") == "recomputed":
         return "importance weights of a separate engine"
-    if settings.get("off_policy_mask_threshold") is not None or settings.get("top_entropy_quantile", 1.0) != 1.0:
-        return "TRL's masks by entropy or by distance from the sampling policy"
-    if made.record["algorithm"] is None and settings.get("entropy_coef"):
-        return "TRL's entropy bonus"
     if has_filters(SamplingParams(**run["sampling"])):
         return "log-probabilities of filtered sampling"
     if algorithm.kl_coef and (reference is None or {"ref_model_fn", "reference_update_fn"} & set(run["unknown"])):
