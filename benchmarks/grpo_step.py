@@ -27,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.bridge.batches import reward_from_field, rollout_output
+from llm_envs.trainers.bridge.batches import rollout_output
 from llm_envs.trainers.bridge.items import index_dataset, make_items
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
@@ -170,7 +170,7 @@ def trls_trainer(
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
         return GRPOTrainer(
             model,
-            reward_funcs=[reward_from_field],
+            reward_funcs=[lambda prompts, completions, trajectory_reward, **columns: trajectory_reward],
             args=GRPOConfig(**settings(folder, len(generations))),
             train_dataset=index_dataset(items, "train"),
             processing_class=tokenizer,

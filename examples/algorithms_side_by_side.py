@@ -105,7 +105,8 @@ def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorith
     # The policy sees nothing but the letter's place, so that is its state.
     states = [torch.arange(words.ids_BT.shape[1]).expand_as(words.ids_BT)] if algorithm.by_state else []
     advantages = algorithm.advantage_fn(rewards_B, words.group_ids_B, words.letter_rewards_BT, *states)
-    clipped = losses.clip_fractions(logps_BT.detach(), words.old_logps_BT, advantages, words.mask_BT)
+    below_BT, above_BT = losses.clipped_tokens(logps_BT.detach(), words.old_logps_BT, advantages, words.mask_BT)
+    clipped = masked_mean(below_BT | above_BT, words.mask_BT)
     batch = Batch(
         mask_BT,
         logps_BT=logps_BT,
@@ -118,7 +119,7 @@ def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorith
         max_length=float(len(WORD)),
     )
     kl = kls.mean_kl(kls.k3(logps_BT.detach(), ref_logps_BT.detach(), words.mask_BT), words.mask_BT)
-    return algorithm_loss(algorithm, batch)[0], kl.item(), float(sum(clipped))
+    return algorithm_loss(algorithm, batch)[0], kl.item(), clipped.item()
 
 
 def actor_critic_loss(policy: Policy, words: Words, old_values_BT: torch.Tensor) -> torch.Tensor:

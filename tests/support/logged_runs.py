@@ -181,11 +181,6 @@ def grpo_cispo(model: str, out: Path) -> set[str]:
 
 
 @register
-def grpo_vespo(model: str, out: Path) -> set[str]:
-    return train_grpo(model, out, {"loss_type": "vespo", "max_steps": 1, **MEASURED})
-
-
-@register
 def grpo_aggregated_components(model: str, out: Path) -> set[str]:
     from llm_envs.trainers import RewardSettings
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from llm_envs.trainers.bridge.batches import fork_owners, reward_from_field, rollout_output
+from llm_envs.trainers.bridge.batches import rollout_output
 from llm_envs.types import FinishReason, RolloutError, Row, StopReason, Trajectory, Turn
 
 ROW = Row(
@@ -85,7 +85,6 @@ def test_limits_of_turns_and_time_mask_nothing():
 def test_a_forks_rows_come_behind_all_first_ones_without_a_reward_of_their_own():
     forked = dataclasses.replace(GOOD, rows=(ROW, SECOND))
     output = rollout_output([GOOD, forked, EMPTY, forked], pad_id=7, n_rows=8)
-    assert fork_owners([GOOD, forked, EMPTY, forked]) == [1, 3]
     assert output["trajectory_reward"] == [0.75, 0.75, None, 0.75, None, None, None, None]
     assert output["completion_ids"] == [
         *([[10, 11, 4, 5, 12]] * 2), [7], [10, 11, 4, 5, 12], [13], [13], [7], [7],
@@ -98,7 +97,3 @@ def test_a_forks_rows_come_behind_all_first_ones_without_a_reward_of_their_own()
 def test_a_failed_forks_rows_are_masked():
     failed = dataclasses.replace(ERRORED, rows=(ROW, SECOND))
     assert rollout_output([failed], pad_id=7)["env_mask"] == [[0, 0, 0, 0, 0], [0]]
-
-
-def test_the_reward_function_reads_the_column():
-    assert reward_from_field(["p"], ["c"], trajectory_reward=[None], other=[1]) == [None]

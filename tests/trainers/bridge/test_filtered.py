@@ -14,7 +14,7 @@ from llm_envs.policies.inference.scoring import filter_shifts
 from llm_envs.rollout import Collector, EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.batches import make_batch, reweighed
+from llm_envs.trainers.bridge.batches import make_batch
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.filtered import unfiltered_logps
 from llm_envs.trainers.functional.algorithm import GRPO
@@ -166,17 +166,6 @@ def test_ratios_of_the_trainers_are_one(folder, config, kind, filters):
     torch.testing.assert_close((old - sampled).exp(), torch.ones_like(old), rtol=0, atol=rounding(2e-5))
 
 
-def test_the_off_policy_mask_of_the_trainer_compares_like_with_like(folder, config):
-    """The filter changes each log-probability by more than the threshold; no row is masked, and none before."""
-    losses = []
-    for changes in ({}, {"off_policy_mask_threshold": 1e-3}):
-        trainer = trainer_of("grpo", folder, config, top_k=3, logps_tolerance=None, **changes)
-        trainer.train()
-        trainer.close()
-        losses.append(trainer.state.log_history[0]["grad_norm"])
-    assert losses[0] == losses[1] > 0
-
-
 def test_the_guard_is_on_under_filters(folder, config):
     trainer = trainer_of("ppo", folder, config, top_p=0.8)
     with torch.no_grad():
@@ -186,24 +175,6 @@ def test_the_guard_is_on_under_filters(folder, config):
     with pytest.raises(ModelError, match="differ from the trainer's own"):
         trainer.train()
     trainer.close()
-
-
-def test_importance_modes_that_trl_does_not_know():
-    """Ratios 4 and 1 in the first turn, 9 in the second."""
-    output = {
-        "old_per_token_logps": torch.tensor([[4.0, 1.0, 0.5, 9.0]]).log(),
-        "sampling_per_token_logps": torch.zeros(1, 4),
-        "completion_mask": torch.tensor([[1, 1, 1, 1]]),
-        "tool_mask": torch.tensor([[1, 1, 0, 1]]),
-        "importance_sampling_ratio": torch.tensor([[4.0, 1.0, 1.0, 9.0]]),
-    }
-
-    def weights(mode):
-        return reweighed(output, mode=mode, maximum=5.0, minimum=None)["importance_sampling_ratio"]
-
-    assert weights("token_truncate") is output["importance_sampling_ratio"]
-    torch.testing.assert_close(weights("turn_truncate"), torch.tensor([[2.0, 2.0, 1.0, 5.0]]))
-    torch.testing.assert_close(weights("geometric_mask"), torch.tensor([[36.0 ** (1 / 3)]]))
 
 
 def test_importance_settings_are_checked_with_the_config(config):

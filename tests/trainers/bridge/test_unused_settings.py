@@ -17,7 +17,6 @@ from llm_envs.trainers import (
     EnvDPOConfig,
     EnvDPOTrainer,
     EnvGRPOConfig,
-    EnvGRPOTrainer,
     EnvPPOConfig,
     EnvPPOTrainer,
     EnvSFTConfig,
@@ -39,7 +38,6 @@ BARE = {"output_dir": "x", "report_to": "none", "bf16": False, "use_cpu": True}
 VLLM = {"use_vllm": True}
 SERVER = VLLM | {"vllm_mode": "server"}
 URLS = SERVER | {"vllm_server_urls": ["http://localhost:1"]}
-SAPO, VESPO, ADAPTIVE = {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_adaptive_entropy": True}
 
 PLAYED_BY_US = {
     "generation_kwargs": {"no_repeat_ngram_size": 3},
@@ -58,6 +56,19 @@ PLAYED_BY_US = {
     "vllm_server_timeout": 1.0,
     "vllm_group_port": 1,
 }
+OF_OTHER_LOSSES = {
+    "sapo_temperature_neg": 2.0,
+    "sapo_temperature_pos": 2.0,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.0,
+    "vespo_k_neg": 1.0,
+    "vespo_lambda_neg": 1.0,
+    "entropy_coef_min": 0.001,
+    "entropy_coef_max": 0.5,
+    "entropy_coef_delta": 0.1,
+    "entropy_target": 0.5,
+}
+"""Fields of losses that have no counterpart, and so no effect."""
 """Fields of `GRPOConfig` that never have an effect, each with another value than its default."""
 CONDITIONAL = {
     "vllm_mode": ("server", VLLM),
@@ -78,16 +89,7 @@ CONDITIONAL = {
     "vllm_importance_sampling_clip_max": (2.0, VLLM),
     "vllm_importance_sampling_clip_min": (0.5, VLLM),
     "vllm_importance_sampling_cap": (2.0, VLLM),
-    "sapo_temperature_neg": (2.0, SAPO),
-    "sapo_temperature_pos": (2.0, SAPO),
-    "vespo_k_pos": (1.0, VESPO),
-    "vespo_lambda_pos": (1.0, VESPO),
-    "vespo_k_neg": (1.0, VESPO),
-    "vespo_lambda_neg": (1.0, VESPO),
-    "entropy_coef_min": (0.001, ADAPTIVE),
-    "entropy_coef_max": (0.5, ADAPTIVE),
-    "entropy_coef_delta": (0.1, ADAPTIVE),
-    "entropy_target": (0.5, ADAPTIVE),
+    "use_bias_correction_kl": (False, {"beta": 0.1}),
     "ref_model_mixup_alpha": (0.5, {"sync_ref_model": True}),
     "ref_model_sync_steps": (1, {"sync_ref_model": True}),
     "num_completions_to_print": (1, {"log_completions": True}),
@@ -95,10 +97,8 @@ CONDITIONAL = {
 }
 """Those that have one beside another setting only: a changed value, and that setting."""
 OTHERWISE = {
-    "epsilon": (0.1, [{"loss_type": "cispo", "epsilon_high": 5.0}, SAPO, VESPO]),
-    "epsilon_high": (0.3, [SAPO, VESPO]),
-    "delta": (2.0, [{"loss_type": "cispo", "epsilon_high": 5.0}, SAPO, VESPO]),
-    "importance_sampling_level": ("sequence", [VESPO]),
+    "epsilon": (0.1, [{"loss_type": "cispo", "epsilon_high": 5.0}]),
+    "delta": (2.0, [{"loss_type": "cispo", "epsilon_high": 5.0}]),
     "scale_rewards": ("none", [{"multi_objective_aggregation": "normalize_then_sum"}]),
     "vllm_gpu_memory_utilization": (0.5, [SERVER]),
     "vllm_model_impl": ("transformers", [SERVER]),
@@ -136,27 +136,22 @@ ALWAYS = {
     "sync_ref_model": True,
     "top_entropy_quantile": 0.5,
     "entropy_coef": 0.1,
-    "use_adaptive_entropy": True,
-    "off_policy_mask_threshold": 0.1,
-    "use_bias_correction_kl": False,
+    "epsilon_high": 0.3,
+    "importance_sampling_level": "sequence",
     "log_completions": True,
 }
-"""Those that have one where no function replaces a part of TRL's loss."""
+"""Those that always have one without an algorithm."""
+REFUSED_BY_NAME = {"use_adaptive_entropy": True, "off_policy_mask_threshold": 0.1}
+"""Fields of objectives that have no counterpart; `loss_type` has such values too."""
 ELSEWHERE = {
     "reward_weights": "refused: the trainer's reward_weights has names",
     "log_completions_hub_repo": "refused by TRL without log_completions",
 }
 
 CLIPPING = {"epsilon", "epsilon_high", "delta", "importance_sampling_level", "top_entropy_quantile"}
-ENTROPY = {"use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"}
-OF_ITS_LOSS = {name for name in CONDITIONAL if name.startswith(("sapo", "vespo"))}
 COMPARED = {"scale_rewards", "multi_objective_aggregation"}
 REFUSED = {
-    "algorithm": CLIPPING
-    | ENTROPY
-    | OF_ITS_LOSS
-    | COMPARED
-    | {"beta", "loss_type", "entropy_coef", "off_policy_mask_threshold", "use_bias_correction_kl"},
+    "algorithm": CLIPPING | COMPARED | {"beta", "loss_type", "entropy_coef", "use_bias_correction_kl"},
     "ppo": COMPARED,
 }
 """What replaces a part of TRL's loss -> the fields that then have no effect."""
@@ -177,10 +172,10 @@ def named(cases):
 
 
 def test_every_field_is_classified():
-    groups = [PLAYED_BY_US, CONDITIONAL, OTHERWISE, ALWAYS, ELSEWHERE]
+    groups = [PLAYED_BY_US, OF_OTHER_LOSSES, CONDITIONAL, OTHERWISE, ALWAYS, REFUSED_BY_NAME, ELSEWHERE]
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
-    assert named(grpo_cases(args)) == {*PLAYED_BY_US, *CONDITIONAL, *OTHERWISE}
+    assert named(grpo_cases(args)) == {*PLAYED_BY_US, *OF_OTHER_LOSSES, *CONDITIONAL, *OTHERWISE}
     assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
     hooked = named([*ppo_cases(), (True, "", SAID_BY_THE_ALGORITHM)])
     assert hooked <= {field.name for field in fields(EnvPPOConfig)}
@@ -190,6 +185,20 @@ def test_every_field_is_classified():
 def test_what_never_has_an_effect_is_refused(name):
     with pytest.raises(InvalidConfigError, match=rf"{name}=.* has no effect: the collector plays"):
         grpo_config(**{name: PLAYED_BY_US[name]})
+
+
+@pytest.mark.parametrize("name", OF_OTHER_LOSSES)
+def test_settings_of_a_loss_without_a_counterpart_are_refused(name):
+    with pytest.raises(InvalidConfigError, match=rf"{name}=.* has no effect: it belongs to a loss"):
+        grpo_config(**{name: OF_OTHER_LOSSES[name]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*(("loss_type", kind) for kind in ("bnpo", "sapo", "vespo")), *REFUSED_BY_NAME.items()]
+)
+def test_an_objective_without_a_counterpart_is_refused(name, value):
+    with pytest.raises(InvalidConfigError, match=rf"{name}={value!r}.*stock_trl.rollout_func"):
+        grpo_config(**{name: value})
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
@@ -237,12 +246,6 @@ def test_what_a_function_leaves_without_effect_is_refused_and_nothing_else(hook)
             refused.add(name)
     assert refused == REFUSED[hook]
     assert refusal(hook, grpo_config()) is None
-
-
-def test_without_a_reference_there_is_no_kl_to_correct(tiny_folder):
-    args = grpo_config(use_bias_correction_kl=False)
-    with pytest.raises(InvalidConfigError, match="use_bias_correction_kl=False has no effect: no KL is computed"):
-        EnvGRPOTrainer(tiny_folder, DENSE, args)
 
 
 def test_ppo_refuses_what_compares_the_members_of_a_group(tiny_folder):

@@ -230,11 +230,11 @@ def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Pat
         {"history": "template"},
         {"loss_type": "grpo", "beta": 0.05, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
         {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_components": True},
-        {"loss_type": "bnpo", "scale_rewards": "batch", "history": "template", "max_turns": 1},
+        {"scale_rewards": "batch", "history": "template", "max_turns": 1},
     ],
-    ids=["dapo", "template", "grpo", "dr_grpo", "bnpo"],
+    ids=["dapo", "template", "grpo", "dr_grpo", "batch"],
 )
-def test_clean_by_trls_own_losses(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
+def test_clean_by_trls_settings(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
     check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", **changes)), "pairs")
 
 

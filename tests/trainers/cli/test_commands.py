@@ -488,7 +488,7 @@ def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
     )
     with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
         EnvGRPOConfig(loss_type="dapoo")
-    for algorithm, kind in (("SFT", EnvSFTConfig), ("GRPO", EnvGRPOConfig), ("DPO", EnvDPOConfig)):
+    for algorithm, kind in (("SFT", EnvSFTConfig), ("DPO", EnvDPOConfig)):
         text = kind.__dataclass_fields__["loss_type"].metadata["help"]
         (listed,) = re.findall(r"(?:Supported|Possible) values are:? (.*?)\.(?: [A-Z']|$)", text)
         assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES[algorithm])

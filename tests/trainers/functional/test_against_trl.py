@@ -27,7 +27,7 @@ from llm_envs.trainers.functional.algorithm import (
 )
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import importance_weighted_kl, k3
-from llm_envs.trainers.functional.losses import cispo, clip_fractions, clipped_surrogate
+from llm_envs.trainers.functional.losses import cispo, clipped_surrogate, clipped_tokens
 from llm_envs.trainers.functional.pairs import (
     dpo_loss,
     hinge_loss,
@@ -191,9 +191,9 @@ def test_importance_weighted_kl_is_trls_bias_correction(tensors):
     close(our_gradient, gradient)
 
 
-def test_clip_fractions_are_trls(tensors):
+def test_clipped_tokens_are_trls(tensors):
     _, _, logged = trl_grpo(tensors, tensors.advantages_BT, "dapo", low=0.1, high=0.28)
-    low, high = clip_fractions(
+    low, high = clipped_tokens(
         tensors.logps_BT,
         tensors.old_logps_BT,
         tensors.advantages_BT,
@@ -201,10 +201,9 @@ def test_clip_fractions_are_trls(tensors):
         clip_low=0.1,
         clip_high=0.28,
     )
-    assert low.item() == pytest.approx(logged["clip_ratio/low_mean"][0])
-    assert high.item() == pytest.approx(logged["clip_ratio/high_mean"][0])
-    assert low.item() > 0
-    assert high.item() > 0
+    n_tokens = tensors.mask_BT.sum()
+    assert 0 < (low.sum() / n_tokens).item() == pytest.approx(logged["clip_ratio/low_mean"][0])
+    assert 0 < (high.sum() / n_tokens).item() == pytest.approx(logged["clip_ratio/high_mean"][0])
 
 
 def trl_dpo(given, loss_type, beta):

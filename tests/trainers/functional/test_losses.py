@@ -9,8 +9,8 @@ import torch
 
 from llm_envs.trainers.functional.losses import (
     cispo,
-    clip_fractions,
     clipped_surrogate,
+    clipped_tokens,
     entropy_bonus,
     log_ratios,
     negative_log_likelihood,
@@ -124,12 +124,14 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient():
     assert value_and_gradient(cispo, torch.tensor([2.0]))[1] == pytest.approx([-3.0, -1.0, -2.2, -6.0, 0.0])
 
 
-def test_clip_fractions():
-    good = clip_fractions(LOGPS_BT, OLD_BT, torch.tensor([1.0]), MASK_BT)
-    assert [x.item() for x in good] == [0.0, 0.5]
-    bad = clip_fractions(LOGPS_BT, OLD_BT, torch.tensor([-1.0]), MASK_BT, clip_low=0.6)
-    assert [x.item() for x in bad] == [0.0, 0.0]
-    assert clip_fractions(LOGPS_BT, OLD_BT, torch.tensor([-1.0]), MASK_BT)[0].item() == 0.25
+def test_clipped_tokens():
+    def shares(advantage, **clip):
+        parts = clipped_tokens(LOGPS_BT, OLD_BT, torch.tensor([advantage]), MASK_BT, **clip)
+        return [int(part.sum()) / 4 for part in parts]
+
+    assert shares(1.0) == [0.0, 0.5]
+    assert shares(-1.0, clip_low=0.6) == [0.0, 0.0]
+    assert shares(-1.0)[0] == 0.25
 
 
 def test_value_loss_takes_the_worse_of_clipped_and_not():

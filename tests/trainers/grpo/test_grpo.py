@@ -201,14 +201,13 @@ def test_the_guard_sees_a_wrong_temperature(make):
 def test_the_guard_sees_every_group(make):
     """The sampled log-probabilities of the last two groups of four are 3 nats off: 1.5 on average."""
     trainer = make(per_device_train_batch_size=4, steps_per_generation=4)
-    rows = trainer._rows
+    rows = trainer._padded
 
-    def shifted(generation, n_rows):
-        lists = rows(generation, n_rows)
+    def shifted(lists):
         lists["logprobs"][8:] = [[value - 3.0 for value in row] for row in lists["logprobs"][8:]]
-        return lists
+        return rows(lists)
 
-    trainer._rows = shifted
+    trainer._padded = shifted
     with pytest.raises(ModelError, match="differ from the trainer's own"):
         trainer.train()
 

@@ -242,7 +242,12 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
             {"algorithm": GRPO},
             "multi_objective_aggregation='normalize_then_sum': the algorithm decides that",
         ),
-        ({"loss_type": "sapo"}, {"algorithm": GRPO}, "loss_type='sapo': the algorithm decides that"),
+        ({"loss_type": "dr_grpo"}, {"algorithm": GRPO}, "loss_type='dr_grpo': the algorithm decides that"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            {"rewards": RewardSettings(aggregate="relative")},
+            "both join the columns",
+        ),
         ({}, {"algorithm": PPO}, "'ppo' has no advantage_fn; only EnvPPOTrainer has a critic"),
         (
             {"max_steps": 1},

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer
-from llm_envs.trainers.bridge.batches import reward_from_field, rollout_output
+from llm_envs.trainers.bridge.batches import rollout_output
 from llm_envs.trainers.bridge.items import index_dataset
 
 pytestmark = [pytest.mark.transformers, pytest.mark.trainings, pytest.mark.smoke]
@@ -28,6 +28,10 @@ SHARED = (
 )
 
 
+def stored_reward(prompts, completions, trajectory_reward, **columns):
+    return trajectory_reward
+
+
 def stock_trainer(model, args, own, generations):
     """Return TRL's trainer, whose rollouts are given."""
     waiting = iter(generations)
@@ -41,7 +45,7 @@ def stock_trainer(model, args, own, generations):
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
         return GRPOTrainer(
             model,
-            reward_funcs=[reward_from_field],
+            reward_funcs=[stored_reward],
             args=args,
             train_dataset=index_dataset(own.items["train"], "train"),
             processing_class=own._tokenizer,
@@ -56,6 +60,11 @@ def stock_trainer(model, args, own, generations):
         {"optim": "adamw_torch", "learning_rate": 1e-3},
         {"optim": "adamw_torch", "learning_rate": 1e-3, "loss_type": "dr_grpo", "beta": 0.1, "num_iterations": 2},
         {"optim": "adamw_torch", "learning_rate": 1e-3, "importance_sampling_level": "sequence", "loss_type": "grpo"},
+        {"learning_rate": 1e-3, "beta": 0.1, "use_bias_correction_kl": False, "scale_rewards": "batch", "delta": 1.5},
+        {"learning_rate": 1e-3, "loss_type": "cispo", "epsilon_high": 1.01, "num_iterations": 2, "beta": 0.1},
+        {"learning_rate": 1e-3, "loss_type": "luspo", "scale_rewards": "none", "importance_sampling_level": "sequence"},
+        {"learning_rate": 1e-3, "top_entropy_quantile": 0.3, "epsilon_high": 0.28, "num_iterations": 2},
+        {"learning_rate": 1e-3, "multi_objective_aggregation": "normalize_then_sum"},
     ],
 )
 def test_the_same_rows_and_rewards_give_the_same_steps(tiny_folder, config, tmp_path, changes):

@@ -20,8 +20,11 @@ NOT_READ = {
     "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
     "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
     "bridge/learned.py::rows_of": "the rows that are written",
-    "bridge/means.py::weights_of_generation": "counts what TRL's means of the generation are over, for the log",
-    "bridge/means.py::sampling_totals": "adds up what importance sampling corrects, for the log",
+    "grpo/base.py::EpisodeTrainer._padded": "pads rows and moves them to the device",
+    "grpo/base.py::EpisodeTrainer._log_rows": "logs lengths and importance weights",
+    "grpo/base.py::EpisodeTrainer._log_rewards": "logs rewards",
+    "grpo/base.py::EpisodeTrainer._gathered_table": "the rewards that are logged, and texts for `log_completions`",
+    "grpo/base.py::EpisodeTrainer._log_policy": "logs how far the policy is from the one that sampled",
     "functional/batch.py::Batch.need": "reads a field, for the record too",
 }
 """The other functions that take the rows, and why a reader need not open them."""
@@ -62,21 +65,19 @@ class Watch:
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("algorithm", [None, "grpo"])
-def test_the_rows_pass_through_four_files(tiny_folder, config, algorithm):
+def test_the_rows_pass_through_four_files(tiny_folder, config):
     """From the episodes to the loss, only functions of `FILES` take or return rows of tokens, in a real step.
 
     Functions that take no rows are equations on tensors (`functional/losses.py`, `advantages.py`, ...), a formula each.
     """
-    trainer, watch = EnvGRPOTrainer(tiny_folder, "test/Say-v0", config(), algorithm=algorithm), Watch()
+    trainer, watch = EnvGRPOTrainer(tiny_folder, "test/Say-v0", config()), Watch()
     watch.wrap(trainer, "_generate_and_score_completions")
     watch.wrap(trainer, "compute_loss")
     trainer.train()
     trainer.close()
     names = {name for path, name in watch.found if path in FILES}
-    assert {"EnvGRPOTrainer._rows", "rollout_output", "EnvGRPOTrainer._compute_loss"} <= names
-    if algorithm is not None:
-        assert {"EnvGRPOTrainer._make_advantages", "with_advantages", "algorithm_loss"} <= names
+    assert {"EnvGRPOTrainer._scored_rows", "rollout_output", "EnvGRPOTrainer._compute_loss"} <= names
+    assert {"EnvGRPOTrainer._make_advantages", "with_advantages", "algorithm_loss"} <= names
     others = {f"{path}::{name.split('.<locals>')[0]}" for path, name in watch.found if path not in FILES}
     assert others == NOT_READ.keys()
 
