@@ -39,7 +39,7 @@ from llm_envs.trainers.functional.algorithm import (
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.groups import regular_group_ids
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
-from llm_envs.trainers.functional.masking import aggregate_loss
+from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean
 from llm_envs.trainers.functional.turn_advantages import per_turn
 
 WORD = torch.tensor([3, 1, 4, 1])

@@ -85,7 +85,7 @@ class GRPOArguments:
         default=None,
         metadata={
             "help": f"A published algorithm, whole: {', '.join(ALGORITHMS)}. Or module:NAME, your own Algorithm in an "
-            "importable module. Left out: TRL's own loss, as loss_type, beta, epsilon, ... configure it."
+            "importable module. Left out: what loss_type, beta, epsilon, ... say."
         },
     )
     algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
@@ -227,7 +227,7 @@ TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
-    """Return the algorithm with the options' settings; None: TRL's own loss."""
+    """Return the algorithm with the options' settings; None: that of TRL's settings."""
     if chosen.algorithm_settings is None:
         return algorithm
     if algorithm is None:

@@ -320,8 +320,9 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
     def _gathered(self, values: torch.Tensor) -> torch.Tensor:
         """Return the rows of a tensor on all processes, which may have different numbers of them. A collective."""
         n_N = self.accelerator.gather(torch.tensor([len(values)], device=values.device)).tolist()
-        padded = torch.nn.functional.pad(values.T, (0, max(n_N) - len(values))).T
-        whole: torch.Tensor = self.accelerator.gather(padded.contiguous())
+        padded = values.new_zeros(max(n_N), *values.shape[1:])
+        padded[: len(values)] = values
+        whole: torch.Tensor = self.accelerator.gather(padded)
         parts = whole.split(max(n_N)) if max(n_N) else [whole]
         return torch.cat([part[:n] for part, n in zip(parts, n_N, strict=False)])
 

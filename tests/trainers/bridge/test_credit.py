@@ -94,6 +94,19 @@ def test_an_aggregate_replaces_the_sum_and_the_parts_stay_to_be_seen():
     assert credit.rewards.tolist() == [0.0, 3.0]
 
 
+def test_z_scores_of_columns_are_weighted_after_they_are_taken():
+    """By hand: in group a both columns have the z-scores -1/sqrt(2) and 1/sqrt(2), at opposite ends."""
+    second = {0: 5.0, 1: 1.0, 2: 7.0}
+    episodes = [episode([r], m, g) for r, m, g in [(1, 0, "a"), (3, 1, "a"), (9, 2, "b")]]
+    settings = RewardSettings(
+        reward_fns={"other": lambda t: second[t.member]}, aggregate="z_score", weights={"other": 3.0}
+    )
+    credit = score_episodes([*episodes, FAILED], settings, {})
+    z = 2**0.5 / (2 + 1e-4 * 2**0.5), 2 * 2**0.5 / (4 + 1e-4 * 2**0.5)
+    assert credit.columns["aggregate"][:2] == pytest.approx((-z[0] + 3 * z[1], z[0] - 3 * z[1]), rel=1e-3)
+    assert credit.columns["aggregate"][2:] == (0.0, None)
+
+
 def test_pareto_compares_inside_the_group():
     """In group a the second is dominated by both; in group b none dominates another."""
     second = {(0, "a"): 1.0, (1, "a"): 0.0, (2, "a"): 2.0, (0, "b"): 0.0, (1, "b"): 1.0}

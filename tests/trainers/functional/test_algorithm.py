@@ -85,7 +85,8 @@ def test_statistics_tell_how_far_the_policy_moved_and_what_its_own_clip_cut():
     # On the other side of the range nothing is cut.
     turned = replace(given, advantages=-given.advantages)
     assert loss_and_gradient(GRPO, turned)[2]["clip_fraction"].item() == 0.0
-    assert "clip_fraction" not in loss_and_gradient(CISPO, given)[2]
+    assert loss_and_gradient(CISPO, given)[2]["clip_fraction"].item() == 0.0
+    assert "clip_fraction" not in loss_and_gradient(REINFORCE, given)[2]
 
 
 def test_ready_advantages():

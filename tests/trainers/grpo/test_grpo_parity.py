@@ -15,7 +15,11 @@ from llm_envs.trainers.bridge.batches import rollout_output
 from llm_envs.trainers.bridge.items import index_dataset
 
 pytestmark = [pytest.mark.transformers, pytest.mark.trainings, pytest.mark.smoke]
-SETTINGS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 7}
+SETTINGS = {
+    **{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 7},
+    **{"optim": "sgd", "learning_rate": 0.5},  # AdamW makes steps of gradients that are nothing but rounding
+}
+
 SHARED = (
     "num_generations",
     "max_completion_length",
@@ -56,21 +60,20 @@ def stock_trainer(model, args, own, generations):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optim": "sgd", "learning_rate": 0.5},
-        {"optim": "adamw_torch", "learning_rate": 1e-3},
-        {"optim": "adamw_torch", "learning_rate": 1e-3, "loss_type": "dr_grpo", "beta": 0.1, "num_iterations": 2},
-        {"optim": "adamw_torch", "learning_rate": 1e-3, "importance_sampling_level": "sequence", "loss_type": "grpo"},
-        {"learning_rate": 1e-3, "beta": 0.1, "use_bias_correction_kl": False, "scale_rewards": "batch", "delta": 1.5},
-        {"learning_rate": 1e-3, "loss_type": "cispo", "epsilon_high": 1.01, "num_iterations": 2, "beta": 0.1},
-        {"learning_rate": 1e-3, "loss_type": "luspo", "scale_rewards": "none", "importance_sampling_level": "sequence"},
-        {"learning_rate": 1e-3, "top_entropy_quantile": 0.3, "epsilon_high": 0.28, "num_iterations": 2},
-        {"learning_rate": 1e-3, "multi_objective_aggregation": "normalize_then_sum"},
+        {},
+        {"loss_type": "dr_grpo", "beta": 0.1, "num_iterations": 2},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "beta": 0.1},
+        {"beta": 0.1, "use_bias_correction_kl": False, "scale_rewards": "batch", "delta": 1.5, "epsilon_high": 0.28},
+        {"loss_type": "cispo", "epsilon_high": 1.01, "num_iterations": 2, "beta": 0.1},
+        {"loss_type": "luspo", "scale_rewards": "none", "importance_sampling_level": "sequence", "learning_rate": 0.05},
+        {"top_entropy_quantile": 0.3, "num_iterations": 2},
+        {"multi_objective_aggregation": "normalize_then_sum"},
     ],
 )
 def test_the_same_rows_and_rewards_give_the_same_steps(tiny_folder, config, tmp_path, changes):
     kept = []
     tokenizer = load_tokenizer(tiny_folder)
-    settings = config(**SETTINGS, **changes)
+    settings = config(**SETTINGS | changes)
     ours = EnvGRPOTrainer(
         load_model(tiny_folder), EnvChoice("dense", factory=DenseEnv), settings, processing_class=tokenizer
     )
