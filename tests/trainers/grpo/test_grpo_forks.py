@@ -120,9 +120,9 @@ def test_memory_stays_what_it_was_and_the_gradient_too(play, loss_type):
     assert max((a - b).abs().max().item() for a, b in zip(whole, small, strict=True)) < 2e-4
 
 
-@pytest.mark.parametrize("what", ["an entropy bonus", "a router"])
+@pytest.mark.parametrize("what", ["entropies", "a router"])
 def test_means_over_a_micro_batch_are_not_taken_in_parts(play, what, tmp_path, monkeypatch):
-    """Each part would add TRL's entropy bonus, or the loss that balances experts, once more."""
+    """Each part would add the loss that balances experts once more, and have its own quantile of entropies."""
     folder, sizes, original = None, [], EnvGRPOTrainer._compute_loss
     if what == "a router":
         tokenizer, folder = tiny_tokenizer(), str(tmp_path)
@@ -140,7 +140,7 @@ def test_means_over_a_micro_batch_are_not_taken_in_parts(play, what, tmp_path, m
     monkeypatch.setattr(EnvGRPOTrainer, "_compute_loss", watch)
     trainer, _ = play(
         *([] if folder is None else [folder]), context_fn=last_only, loss_type="dapo", per_device_train_batch_size=16,
-        entropy_coef=0.05 if folder is None else 0.0,
+        top_entropy_quantile=0.5 if folder is None else 1.0,
     )  # fmt: skip
     assert trainer.aux_loss_enabled == (what == "a router")
     assert sizes == [32]
@@ -188,11 +188,11 @@ def test_a_template_that_drops_thinking_forks_and_its_training_version_does_not(
 
 
 def test_what_cannot_take_several_rows_is_refused(config, tiny_folder):
-    with pytest.raises(InvalidConfigError, match="loss_type='grpo' weighs each row alike"):
-        config(history="template", loss_type="grpo")
+    with pytest.raises(InvalidConfigError, match="'trl_grpo' weighs each row alike"):
+        EnvGRPOTrainer(tiny_folder, ENV, config(history="template", loss_type="grpo"))
     with pytest.raises(InvalidConfigError, match="history='both'; it must be append or template"):
         config(history="both")
-    with pytest.raises(InvalidConfigError, match="loss_type='dr_grpo'"):
+    with pytest.raises(InvalidConfigError, match="'trl_dr_grpo' weighs each row alike"):
         EnvGRPOTrainer(tiny_folder, ENV, config(loss_type="dr_grpo"), context_fn=last_only)
     with pytest.raises(InvalidConfigError, match="TRL has no training version"):
         EnvGRPOTrainer(tiny_folder, ENV, config(use_training_template=True))
