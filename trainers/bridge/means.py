@@ -132,18 +132,19 @@ class LogsMeans(_Trainer):
 
 
 def weights_of_generation(
-    output: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]], end_ids: Collection[int]
+    output: Mapping[str, Any], columns: Mapping[str, Sequence[float | None]], end_ids: Collection[int | None]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return what TRL's means of a generation are over, as `LogsMeans._weigh` takes it.
 
     Args:
         output: TRL's batch, on this process.
         columns: By name, the rewards of this process's episodes; None or NaN: not scored.
-        end_ids: Ids that end a completion, for TRL.
+        end_ids: Ids that end a completion, for TRL; it has None for one that the tokenizer lacks.
     """
     ids_BT, mask_BT = output["completion_ids"], output["completion_mask"]
     last_B = ids_BT.gather(1, (mask_BT.sum(1, keepdim=True) - 1).clamp(min=0))[:, 0]
-    n_ended = torch.isin(last_B, torch.tensor(list(end_ids), device=last_B.device)).sum()
+    known = [end_id for end_id in end_ids if end_id is not None]  # a tokenizer may have no token for the end
+    n_ended = torch.isin(last_B, torch.tensor(known, device=last_B.device)).sum()
     n_rows = torch.tensor(len(ids_BT), device=ids_BT.device)
     scored = {name: [value is not None and value == value for value in values] for name, values in columns.items()}
     counts = {
