@@ -59,6 +59,8 @@ class Lesson:
     prompt: str
     """The first observation."""
     actions: tuple[str, ...]
+    observations: tuple[str, ...] = ()
+    """What was shown before each action, in tasks of several turns."""
 
 
 BlindReply = Callable[[str], str | None]

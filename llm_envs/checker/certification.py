@@ -112,7 +112,7 @@ CHECKS = (
         "no player without skill wins more than the chance rate, at a false alarm rate of 1e-6 each",
         clauses=(
             *("is_not_won_by_nonsense", "is_not_won_by_meaningless_text", "is_not_won_by_guessing"),
-            "is_not_won_by_heart",
+            *("is_not_won_by_heart", "is_not_won_at_a_glance"),
             *("is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration"),
         ),
         outer=(scores.is_not_won_without_skill,),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llm_envs.checker.blind_clauses import is_not_won_by_a_fixed_plan, is_not_won_by_enumeration, is_not_won_by_heart
+from llm_envs.checker.blind_clauses import (
+    is_not_won_at_a_glance,
+    is_not_won_by_a_fixed_plan,
+    is_not_won_by_enumeration,
+    is_not_won_by_heart,
+)
 from llm_envs.checker.form_clauses import accepts_natural_forms, refuses_hedged_answers
 from llm_envs.checker.honesty_clauses import (
     is_not_won_by_shortcuts,
@@ -81,6 +86,7 @@ CLAUSES: tuple[Callable[[Subject], str], ...] = (
     is_not_won_by_heart,
     is_not_won_by_a_fixed_plan,
     is_not_won_by_enumeration,
+    is_not_won_at_a_glance,
     is_not_won_by_shortcuts,
     refuses_mutated_references,
     refuses_neighbouring_numbers,

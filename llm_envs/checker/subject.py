@@ -266,7 +266,9 @@ class Subject:
         lessons = []
         for seed in range(self.effort.n_seeds):
             steps = self.oracle_episodes[seed] if is_train else play(env, seed, ask_oracle)
-            lessons.append(Lesson(env.reset(seed=seed)[0], tuple(step.action for step in steps)))
+            prompt = env.reset(seed=seed)[0]
+            shown = (prompt, *(step.observation for step in steps[:-1]))
+            lessons.append(Lesson(prompt, tuple(step.action for step in steps), shown))
         return lessons
 
 

@@ -150,6 +150,35 @@ class AnyDoor(MostlyLeft):
     doors = ("left", "right", "up", "down")
 
 
+# Won without a look at one of two numbers.
+
+
+class LooksAtOne(TextEnv):
+    __doc__ = DOCSTRING
+    difficulties = {"only": Difficulty("only", chance_rate=0.1)}
+    default_difficulty = "only"
+    default_max_turns = 5
+    problem_fields = {"mine": list, "yours": list}
+
+    def generate(self):
+        return {name: [int(x * 1_000) for x in self.np_random.random(5)] for name in self.problem_fields}
+
+    def prompt(self):
+        return f"Hit or stick? A mistake ends the game. You have {self.max_turns} replies.\n{self._cards()}"
+
+    def _cards(self):
+        return f"I hold {self.problem['mine'][self.n_turns]}. You hold {self.problem['yours'][self.n_turns]}."
+
+    def play(self, action):
+        is_right = parse_reply(action).answer == ("hit" if self.problem["yours"][self.n_turns - 1] < 500 else "stick")
+        if is_right and self.n_turns < 5:
+            return Outcome(self._cards(), dict(NOTHING))
+        return Outcome("The end.", dict(WON if is_right else NOTHING), True, is_right)
+
+    def next_action(self):
+        return format_answer("hit" if self.problem["yours"][self.n_turns] < 500 else "stick")
+
+
 # Won by going through a list.
 
 
@@ -427,6 +456,7 @@ HOLLOW = (
     (SixtyAnswers, "is_not_won_by_heart"),
     (Restated, "is_not_won_by_heart"),
     (MostlyLeft, "is_not_won_by_a_fixed_plan"),
+    (LooksAtOne, "is_not_won_at_a_glance"),
     (ManyTries, "is_not_won_by_enumeration"),
     (SaysYes, "is_not_won_by_enumeration"),
     (Haggling, "is_not_won_by_enumeration"),
