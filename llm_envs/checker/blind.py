@@ -60,7 +60,7 @@ class Lesson:
     """The first observation."""
     actions: tuple[str, ...]
     observations: tuple[str, ...] = ()
-    """What was shown before each action, in tasks of several turns."""
+    """The observation before each action, in tasks of several turns."""
 
 
 BlindReply = Callable[[str], str | None]
