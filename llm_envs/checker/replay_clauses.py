@@ -71,7 +71,7 @@ def refuses_neighbouring_numbers(subject: Subject) -> str:
 def needs_every_round(subject: Subject) -> str:
     """If the oracle repeats an action, its episode without the last repetition wins no more than chance explains.
 
-    Calls of tools do not count as repeated, because they may look something up again.
+    Calls of tools and messages in plain words do not count, because they may ask for the same thing again.
     """
     if subject.task.max_turns == 1:
         return Inapplicable("for tasks of several turns")
@@ -79,7 +79,7 @@ def needs_every_round(subject: Subject) -> str:
     for seed, steps in enumerate(subject.oracle_episodes):
         actions = [step.action for step in steps]
         again = [turn for turn, action in enumerate(actions) if action in actions[:turn]]
-        if not steps[-1].is_win or not again or unwrap(env).parse_reply(actions[again[-1]]).tool_calls:
+        if not steps[-1].is_win or not again or _may_ask(unwrap(env), actions[again[-1]]):
             continue
         n += 1
         won += [seed] if _wins(env, seed, [*actions[: again[-1]], *actions[again[-1] + 1 :]]) else []
@@ -152,6 +152,10 @@ def understands_other_wordings(subject: Subject) -> str:
 def _ask_reworded(reworded: Callable[[str], str], task: TextEnv, observation: str) -> str:
     action = task.oracle()
     return reworded(action) if _is_message(task, action) else action
+
+
+def _may_ask(task: TextEnv, action: str) -> bool:
+    return bool(task.parse_reply(action).tool_calls) or _is_message(task, action)
 
 
 def _is_message(task: TextEnv, action: str) -> bool:
