@@ -73,6 +73,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """True if the environment waits (network, subprocess): the collector steps it in a thread. A `ToolEnv` sets it."""
     slow_reset_reason: ClassVar[str | None] = None
     """Why the task cannot reset 1,000 times a second; None if it can."""
+    clause_reasons: ClassVar[Mapping[str, str]] = {}
+    """Why a clause of `check_task` does not apply, by its name, for clauses that allow it: a sentence each."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
     answer_example: ClassVar[str | None] = None
