@@ -53,7 +53,7 @@ class MinesweeperEnv(GameEnv):
     """
 
     # Measured on 3,000 fields each: opening closed cells at random wins 0.025, 0.0003, 0. A player that never compares
-    # two numbers, and opens the cell that seems safest where one number shows none, wins 0.88, 0.75, 0.43, 0.23 (of 60).
+    # two numbers, and opens the cell that seems safest where one number shows none, wins 0.88, 0.75, 0.43, 0.23.
     difficulties = {
         "easy": Difficulty(
             "5 by 5 cells, 4 mines",

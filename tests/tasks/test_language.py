@@ -9,7 +9,7 @@ import pytest
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.language.english import english_words
 from llm_envs.tasks.language.extraction import matching
-from llm_envs.tasks.language.json_record import same_json
+from llm_envs.tasks.language.json_record import _FIELDS, same_json
 from llm_envs.tasks.language.patterns import Pattern
 from llm_envs.tasks.language.vocabulary import VOCABULARY
 
@@ -190,6 +190,59 @@ def test_lists_of_json_have_an_order_and_objects_none():
     assert same_json([{"a": 1, "b": [2.0]}], [{"b": [2], "a": 1}])
     assert not same_json([1, 2], [2, 1])
     assert not same_json(None, False) and not same_json("1", 1)
+
+
+def test_comparisons_of_people_follow_from_what_is_right_in_the_end():
+    """Salaries, worked out from the sentences alone."""
+    env, compared = gym.make("llm/JsonRecord-v0", difficulty="expert").unwrapped, 0
+    plain, other = (
+        r"(\w+) earns ([\d,.]+)( thousand)? a year\.",
+        r"(\w+) earns ([\d,]+) a year (more|less) than (\w+)\.",
+    )
+    for seed in range(12):
+        env.reset(seed=seed)
+        told = {}
+        for match in re.finditer(f"{plain}|{other}", env.problem["text"]):
+            who, amount, thousand, who_else, change, sign, base = match.groups()
+            if who:
+                told[who] = float(amount.replace(",", "")) * (1000 if thousand else 1), None
+            else:
+                told[who_else] = float(change.replace(",", "")) * (1 if sign == "more" else -1), base
+        compared += sum(base is not None for _, base in told.values())
+        for person in env.problem["expected"]["people"]:
+            key = next((key for key in ("salary", "yearly_income") if key in person.get("work", {})), None)
+            assert (key is not None) == (person["name"] in told)
+            amount, base = told.get(person["name"], (0, None))
+            while base is not None:
+                more, base = told[base]
+                amount += more
+            assert key is None or person["work"][key] == pytest.approx(amount)
+    assert compared > 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence", "right"),
+    [
+        ("age", 60, "Bo is 6 years younger than Al.", 54),
+        ("birth_date", "1960-03-01", "Bo was born 6 days after Al.", "1960-03-07"),
+        ("commute_minutes", 80, "Bo's way to work is 6 minutes longer than Al's.", 86),
+        ("married", True, "Of Bo and Al, exactly one is married.", False),
+        (
+            *("languages", ["Greek", "Welsh"]),
+            *("Bo speaks the languages of Al in the same order, but Greek comes last.", ["Welsh", "Greek"]),
+        ),
+        ("member_id", "A123", "The number on Bo's card is that on Al's card with C for its letter.", "C123"),
+        (
+            *("pet", {"name": "Moss", "kind": "cat"}),
+            *("Bo has a dog that is called like Al's pet.", {"name": "Moss", "kind": "dog"}),
+        ),
+    ],
+)
+def test_comparisons_by_hand(key, value, sentence, right):
+    field = next(field for field in _FIELDS if key in field.keys)
+    rng = random.Random(0)
+    found = [field.compare(rng.random, "Bo", "Al", value) for _ in range(3000)]
+    assert next(follows(value) for follows, said in found if said == sentence) == right
 
 
 # Extraction.
