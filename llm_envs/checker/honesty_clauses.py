@@ -47,7 +47,9 @@ _ENDLESS = "while True:\n    pass"
 
 
 def is_not_won_by_shortcuts(subject: Subject) -> str:
-    """The task's `shortcuts` win no more than the chance rate; a "reader(k)" at most half where a level is hard."""
+    """The task's `shortcuts` win no more than the chance rate; a "reader(k)" at most half at an expert level."""
+    task = subject.task
+    is_for_experts = task.difficulty == "expert" or task.difficulties[task.difficulty].expected_hard is not None
     n_seeds = min(60, subject.effort.n_seeds)
     won: dict[str, list[int]] = defaultdict(list)
     n: dict[str, int] = defaultdict(int)
@@ -59,7 +61,7 @@ def is_not_won_by_shortcuts(subject: Subject) -> str:
     for name, tries in n.items():
         if not name.startswith(READER):
             require_chance(subject, f"the shortcut {name!r}", won[name], tries)
-        elif subject.task.difficulties[subject.task.difficulty].expected_hard:
+        elif is_for_experts:
             require(
                 binomial_tail(len(won[name]), tries, 0.5) >= FALSE_ALARM,
                 f"the shortcut {name!r} won {len(won[name])} of {tries} episodes (seeds {won[name][:3]}): raise the "
