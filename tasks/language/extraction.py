@@ -88,6 +88,7 @@ class ExtractionEnv(SingleTurnEnv):
         ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level conditions are drawn until some deliveries meet all and each of them matters"
     problem_fields = {"document": str, "entries": list, "conditions": list}
     instructions = "Read the document and answer the question. Give only the codes, with commas between them."
     answer_example = "A12, B34"
