@@ -88,7 +88,7 @@ class ExtractionEnv(SingleTurnEnv):
         ),
     }
     default_difficulty = "easy"
-    slow_reset_reason = "at the expert level conditions are drawn until some deliveries meet all and each of them matters"
+    slow_reset_reason = "at the expert level conditions are drawn until a few deliveries meet all, and each matters"
     problem_fields = {"document": str, "entries": list, "conditions": list}
     instructions = "Read the document and answer the question. Give only the codes, with commas between them."
     answer_example = "A12, B34"
