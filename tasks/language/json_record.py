@@ -82,9 +82,9 @@ class JsonRecordEnv(SingleTurnEnv):
         random = self.np_random.random
         if self.difficulty == "expert":
             people = _People(random, self.settings["people"], self.settings["n"])
-            sentences = people.tell(random, self.settings["corrections"])
-            problem = people.problem(sentences)
-            self._read_once = problem, people.records(_read_once(sentences))
+            told = people.tell(random, self.settings["corrections"])
+            problem = people.problem(told)
+            self._read_once = problem, people.records(_read_once(told))
             return problem
         fields = sample(random, _FIELDS, self.settings["n"] + self.settings.get("asides", 0))
         wanted, asides = fields[: self.settings["n"]], fields[self.settings["n"] :]
