@@ -155,7 +155,7 @@ class ExtractionEnv(SingleTurnEnv):
         """Return the answer of a reader that reads once and keeps the last 120 facts; a delivery has four.
 
         It works out a comparison where it reads it, if it still knows the other delivery. A correction replaces that
-        fact, not what followed from it. A delivery of which it has lost a fact does not meet a condition on it.
+        fact, not what followed from it. A delivery does not meet a condition on a fact that it has lost.
         """
         problem, known = getattr(self, "_read_once", (None, []))
         if problem is not self.problem:

@@ -100,6 +100,7 @@ class SQLExplorerEnv(ToolEnv):
     default_difficulty = "easy"
     default_max_turns = 8
     problem_fields = {"world": dict, "kind": str, "values": list}
+    slow_reset_reason = "at the expert level 240 links are drawn, and questions until one has a single answer"
     blocking = True  # a statement may take a quarter of a second
     instructions = (
         "Answer the question from the SQLite database, which you can read with the tool sql. Answer with a whole "

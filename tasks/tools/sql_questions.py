@@ -223,7 +223,7 @@ def _sum_of_more_groups(tables: Tables, label: str) -> int | None:
 
 
 def _top_above_peers(tables: Tables, group: str) -> str | None:
-    """Return, of the left things whose sum is above the average of their own group, that with the highest number."""
+    """Return, of the left things whose sum is above their group's average, that with the highest number."""
     sums = _sums_of_left(tables, group)
     peers: defaultdict[str, list[int]] = defaultdict(list)
     for a, total in sums.items():
@@ -368,7 +368,7 @@ KINDS: dict[str, Kind] = {
         lambda w, group: (
             f"Look at the {w.link} with a {w.right.noun} whose {w.b_group} is {group}. Add up the {w.measure_word} of "
             f"those in which it is above the average {w.measure_word} of all {w.link} of the same {w.left.noun}, "
-            f"whatever the {w.right.noun}. What is the sum?"
+            f"whatever the {w.right.noun}. Give the sum."
         ),
         lambda w, group: (
             f"SELECT SUM(k.{w.measure}) FROM {w.joined()} WHERE {w.right_is(group)} AND k.{w.measure} > "
@@ -380,8 +380,8 @@ KINDS: dict[str, Kind] = {
         _sum_of_first,
         lambda w, group: (
             f"Of each of the {w.left.table} take the first of its {w.link}: the one with the earliest date, and of "
-            f"several on that date the one with the smallest id. What is the sum of {w.measure_word} over those of "
-            f"them that are with a {w.right.noun} whose {w.b_group} is {group}?"
+            f"several on that date the one with the smallest id. Add up the {w.measure_word} of those of them "
+            f"that are with a {w.right.noun} whose {w.b_group} is {group}. Give the sum."
         ),
         lambda w, group: (
             f"SELECT SUM(k.{w.measure}) FROM {w.joined()} WHERE {w.right_is(group)} AND NOT EXISTS (SELECT 1 FROM "
@@ -395,7 +395,7 @@ KINDS: dict[str, Kind] = {
         lambda w, group: (
             f"Look only at {w.left.table} whose {w.a_group} is {group}. For each {w.b_group} of {w.right.table}, find "
             f"which of them has the largest total {w.measure_word} in its {w.link} with {w.right.table} of that "
-            f"{w.b_group}. Add up the {w.a_number} of those found, each as often as it was found. What is the sum?"
+            f"{w.b_group}. Add up the {w.a_number} of those found, each as often as it was found. Give the sum."
         ),
         lambda w, group: (
             f"WITH s AS (SELECT a.{w.left_number} AS n, {w.right_group_name} AS r, SUM(k.{w.measure}) AS total FROM "
@@ -408,8 +408,8 @@ KINDS: dict[str, Kind] = {
         _sum_of_more_groups,
         lambda w, label: (
             f"Count for each of the {w.left.table} in how many different {w.b_group} groups the {w.right.table} of its "
-            f"{w.link} are. What is the sum of {w.a_number} over all {w.left.table} that have more of them than "
-            f"{label} has?"
+            f"{w.link} are. Add up the {w.a_number} of all {w.left.table} that have more of them than "
+            f"{label}. Give the sum."
         ),
         lambda w, label: (
             f"WITH s AS (SELECT a.{w.left_label} AS name, a.{w.left_number} AS n, COUNT(DISTINCT {w.right_group_name}) "

@@ -235,27 +235,27 @@ def test_worlds_hang_together(lookups):
         (
             problem("above_own_average", "toys"),
             "Look at the orders with a product whose category is toys. Add up the quantity of those in which it is "
-            "above the average quantity of all orders of the same customer, whatever the product. What is the sum?",
+            "above the average quantity of all orders of the same customer, whatever the product. Give the sum.",
             "14",  # 5 above 3.5, 9 above 5
         ),
         (
             problem("first_sum", "toys"),
             "Of each of the customers take the first of its orders: the one with the earliest date, and of several on "
-            "that date the one with the smallest id. What is the sum of quantity over those of them that are with a "
-            "product whose category is toys?",
+            "that date the one with the smallest id. Add up the quantity of those of them that are with a product "
+            "whose category is toys. Give the sum.",
             "14",
         ),
         (
             problem("leaders_sum", "Dunmore"),
             "Look only at customers whose city is Dunmore. For each category of products, find which of them has the "
             "largest total quantity in its orders with products of that category. Add up the age of those found, each "
-            "as often as it was found. What is the sum?",
+            "as often as it was found. Give the sum.",
             "71",  # Ben for toys, Ada for office
         ),
         (
             problem("more_groups", "Ben Dahl"),
             "Count for each of the customers in how many different category groups the products of its orders are. "
-            "What is the sum of age over all customers that have more of them than Ben Dahl has?",
+            "Add up the age of all customers that have more of them than Ben Dahl. Give the sum.",
             "30",
         ),
     ],
