@@ -229,7 +229,9 @@ class TextEnv(gym.Env[str, str], ABC):
 
         For example a query without its tie-break, a program without one of its steps, or rules applied in any order.
         One may be right by luck; `check_task` requires that none is right more often than `chance_rate`. It calls this
-        only before the oracle's last action. `llm_envs.checker.mutations` makes mutants of queries and programs.
+        only before the oracle's last action. One that is named "reader(k)" is the answer of a player that reads
+        everything once and keeps k facts; it may be right half of the time at an expert level or where a level is
+        `expected_hard`, and more often elsewhere. `llm_envs.checker.mutations` makes mutants of queries and programs.
         """
         return {}
 

@@ -322,6 +322,19 @@ class Shortcut(WorkedOut):
         return {"the sum without carrying the rest": format_answer(self.solution())}
 
 
+class SolvedByReading(WorkedOut):
+    # At a level that is expected to be hard, a player that keeps five facts wins.
+    __doc__ = DOCSTRING
+    difficulties = {
+        "only": Difficulty(
+            "only", chance_rate=0.001, expected_hard="Its text is too long for most of the models that read it once."
+        )
+    }
+
+    def shortcuts(self):
+        return {"reader(5)": format_answer(self.solution())}
+
+
 class NoShortcut(WorkedOut):
     def shortcuts(self):
         return {"the first number alone": format_answer(self.problem["a"])}
@@ -466,6 +479,7 @@ HOLLOW = (
     (CountsWords, "is_not_won_by_meaningless_text"),
     (Queries, "refuses_mutated_references, refuses_neighbouring_numbers"),
     (Shortcut, "is_not_won_by_shortcuts"),
+    (SolvedByReading, "is_not_won_by_shortcuts"),
     (KnowsUnseen, "oracle_knows_what_is_shown"),
     (KnowsInTheEnd, "oracle_knows_what_is_shown"),
     (TellsNoLimit, "tells_its_turn_limit"),
