@@ -132,7 +132,8 @@ class RepairFunctionEnv(SingleTurnEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a function, one of its mistakes, and inputs; at least two of these show it.
 
-        A mistake that is found by comparing the text with the code is drawn again.
+        A mistake that is found by comparing the text with the code is drawn again, and one whose right line does the
+        same with a number off by one.
         """
         random, settings = self.np_random.random, self.settings
         while True:
@@ -149,13 +150,15 @@ class RepairFunctionEnv(SingleTurnEnv):
                     continue
                 wrong = run(around[number], inputs)
                 differing = [i for i, value in enumerate(expected) if value != wrong[i]]
-                if len(differing) >= 2 and not _is_compared(function, written, found, inputs):
+                if len(differing) < 2 or _is_compared(function, written, found, inputs):
+                    continue
+                if (more := _telling(random, written, found[0], inputs, numbers)) is not None:
                     return {
                         "function": function,
                         "written": written,
                         "mistake": number,
                         "names": sample(random, settings["names"], N_NAMES),
-                        "inputs": inputs + _telling(random, written, found[0], inputs, numbers),
+                        "inputs": inputs + more,
                         "shown": pick(random, differing) if settings["shown"] else -1,
                     }
 
@@ -269,10 +272,15 @@ def _is_compared(
 
 def _telling(
     random: Random, written: Function, place: int, inputs: Sequence[list[int]], numbers: Sequence[int]
-) -> list[list[int]]:
-    """Draw inputs that tell the right line from those with a number off by one, as far as the given ones do not."""
+) -> list[list[int]] | None:
+    """Draw inputs that tell the right line from its neighbours, as far as the given ones do not.
+
+    Its neighbours are the lines with a number off by one, and all its mistakes; None if one of them is not told.
+    """
     right = [line.format(*"abcdef") for line in source(written)]
-    others = [[*right[:place], line, *right[place + 1 :]] for line in off_by_one(right[place])]
+    mistakes = [found[1] for other in neighbours(written) if (found := mistake(written, other)) and found[0] == place]
+    lines = dict.fromkeys([*off_by_one(right[place]), *(line.format(*"abcdef") for line in mistakes)])
+    others = [[*right[:place], line, *right[place + 1 :]] for line in lines]
 
     def probes() -> list[list[int]]:
         return [_draw_list(random, numbers, between(random, 1, 9)) for _ in range(_N_PROBES)]
