@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
 from llm_envs.tasks.code.judging import SANDBOX_LACKS, passes, without_fence
 from llm_envs.tasks.code.pipelines import (
     DIVISORS,
     RESULTS,
     STEPS,
+    Program,
     behaviour,
     compute,
     describe,
@@ -22,10 +25,13 @@ from llm_envs.tasks.code.pipelines import (
     everything_matters,
     source,
 )
+from llm_envs.tasks.draws import Random
 
 __all__ = ["WriteFunctionEnv"]
 
 _N_SHOWN = 2
+_N_PROBES = 100
+"""Lists among which one is looked for that tells the function from one with a number off by one."""
 
 
 class WriteFunctionEnv(SingleTurnEnv):
@@ -33,7 +39,7 @@ class WriteFunctionEnv(SingleTurnEnv):
 
     ## Description
     The function takes a list of whole numbers through several steps, which are described in words, with two examples.
-    It is run in a sandbox on ten lists. Eight of them are not shown, an empty one among them. Those that are not shown
+    It is run in a sandbox on ten lists or a few more. Two of them are shown; an empty one is among the others. These
     tell the function from one that leaves out a step, or has a number that is off by one. Teaches to turn a description
     into code exactly, corner cases included.
 
@@ -81,7 +87,7 @@ class WriteFunctionEnv(SingleTurnEnv):
     blocking = True
 
     def generate(self) -> dict[str, Any]:
-        """Draw steps and inputs until the inputs that are not shown need every step, and give different results."""
+        """Draw steps and inputs until the inputs that are not shown need every step and number, and results differ."""
         random = self.np_random.random
         while True:
             inputs = draw_inputs(random, 10)
@@ -91,8 +97,9 @@ class WriteFunctionEnv(SingleTurnEnv):
                 program = [*steps, draw_result(random)]
                 if everything_matters(program, hidden):
                     least = 2 if program[-1][0] == "differs" else 4  # a truth value has only two values
-                    if len({repr(compute(program, xs)) for xs in hidden}) >= least:
-                        return {"program": program, "inputs": inputs}
+                    n_results = len({repr(compute(program, xs)) for xs in hidden})
+                    if n_results >= least and (more := _telling(random, program, hidden)) is not None:
+                        return {"program": program, "inputs": [*more, *inputs]}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse unknown steps, and inputs that are not lists of whole numbers."""
@@ -137,3 +144,11 @@ class WriteFunctionEnv(SingleTurnEnv):
         inputs = self.problem["inputs"]
         expected = [compute(self.problem["program"], xs) for xs in inputs]
         return passes(answer, [f"f({xs})" for xs in inputs], expected)
+
+
+def _telling(random: Random, program: Program, inputs: Sequence[list[int]]) -> list[list[int]] | None:
+    """Draw inputs that tell the code of a program from that with a number off by one; None if one is not told."""
+    lines = source(program).split("\n")
+    others = [[*lines[:i], other, *lines[i + 1 :]] for i, line in enumerate(lines) for other in off_by_one(line)]
+    runs = [partial(outcomes, other) for other in others]
+    return telling(partial(outcomes, lines), runs, inputs, lambda: draw_inputs(random, _N_PROBES))
