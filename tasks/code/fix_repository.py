@@ -273,7 +273,9 @@ def _tree(problem: Mapping[str, Any], parts: Parts) -> dict[str, str]:
     """Return the files of the package with these parts."""
     package = problem["package"]
     return {
-        "/README.md": readme(problem["parts"], package, problem["order"], _formers(problem)),
+        "/README.md": readme(
+            problem["parts"], package, problem["order"], _formers(problem), is_spoken=any(problem["spellings"])
+        ),
         **sources(parts, package, problem["spellings"]),
         f"/tests/test_{package}.py": _test_file(problem),
     }

@@ -2,8 +2,8 @@
 
 A function is data: `{"shape": ..., slot: value, ...}`. A shape has lines of Python and a description, with places for
 its slots: numbers, relations, a condition on a number ("C") and a value made of a number ("V"). A mistake is a line in
-which a number or sign is another, or two are exchanged. Every wrong line is right in another function, so that no line
-shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
+which a number, sign, variable or range is another, or two are exchanged. Every wrong line is right in another function,
+so that no line shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_envs.tasks.code.forms import (
     RELATIONS,
@@ -28,14 +28,15 @@ from llm_envs.tasks.code.forms import (
     turned,
     value_code,
     value_words,
+    words_for_digits,
 )
+from llm_envs.tasks.code.shapes import SHAPES, TWINS
 from llm_envs.tasks.draws import Random, pick
 
 __all__ = [
     "NAMES",
     "N_NAMES",
     "PLACE",
-    "SHAPES",
     "SLOTS",
     "Function",
     "compares",
@@ -74,184 +75,6 @@ SLOTS: dict[str, tuple[Any, ...]] = {
 """The values of each slot but for conditions and values."""
 
 
-class Shape(NamedTuple):
-    """A kind of function."""
-
-    words: str
-    lines: str
-    """Of its body, with `{xs}` for the list."""
-    is_simple: bool = False
-
-
-SHAPES: dict[str, Shape] = {
-    "total": Shape(
-        "Begin a total at [s]. For each number that [C], [A] [V]. Return the total.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    if [C {2}]:
-        {1} [A] [V {2}]
-return {1}""",
-        True,
-    ),
-    "signed": Shape(
-        "Begin a total at [s]. For each number that [C], [A] [V]; for each other number, [B] the number itself. Return "
-        "the total.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    if [C {2}]:
-        {1} [A] [V {2}]
-    else:
-        {1} [B] {2}
-return {1}""",
-    ),
-    "places": Shape(
-        "Count every number that [C]. The count begins at [s], and at the place [p] (the first is 0).",
-        """\
-{1} = [s]
-for {2} in range([p], len({xs})):
-    if [C {xs}[{2}]]:
-        {1} += 1
-return {1}""",
-        True,
-    ),
-    "extreme": Shape(
-        "For each number that [C], take [V]. Return the [O] value taken, or [d] if there is none.",
-        """\
-{1} = None
-for {2} in {xs}:
-    if [C {2}]:
-        {3} = [V {2}]
-        if {1} is None or {3} [O] {1}:
-            {1} = {3}
-if {1} is None:
-    return [d]
-return {1}""",
-        True,
-    ),
-    "run": Shape(
-        "Return the length of the longest run of neighbours each of which [C], or [d] if that is below [n].",
-        """\
-{1} = 0
-{2} = 0
-for {3} in {xs}:
-    if [C {3}]:
-        {2} += 1
-        {1} = max({1}, {2})
-    else:
-        {2} = 0
-if {1} < [n]:
-    return [d]
-return {1}""",
-    ),
-    "place": Shape(
-        "Count, from the left, every number that [C]. Return the place (the first is 0) at which the count reaches "
-        "[n], or [d] if it never does.",
-        """\
-{1} = 0
-for {2} in range(len({xs})):
-    if [C {xs}[{2}]]:
-        {1} += 1
-        if {1} == [n]:
-            return {2}
-return [d]""",
-        True,
-    ),
-    "pairs": Shape(
-        "Count the pairs of a number that [C] and any later number, for which the first [P] the second is [R] [k].",
-        """\
-{1} = 0
-for {2} in range(len({xs})):
-    if [C {xs}[{2}]]:
-        for {3} in range({2} + 1, len({xs})):
-            if {xs}[{2}] [P] {xs}[{3}] [R] [k]:
-                {1} += 1
-return {1}""",
-    ),
-    "tank": Shape(
-        "A level begins at [s]. For each number, [A] [V]; then a level above [k] becomes [k], and one below [d] "
-        "becomes [d]. Return the level.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    {1} [A] [V {2}]
-    {1} = min({1}, [k])
-    {1} = max({1}, [d])
-return {1}""",
-    ),
-    "crossing": Shape(
-        "A total begins at [s]. For each number, [A] [V]. Return the place (the first is 0) of the number after which "
-        "the total is [R] [k] for the first time, or [d] if it never is.",
-        """\
-{1} = [s]
-for {2} in range(len({xs})):
-    {1} [A] [V {xs}[{2}]]
-    if {1} [R] [k]:
-        return {2}
-return [d]""",
-    ),
-    "jumps": Shape(
-        "Count the numbers for which the number [P] the one before it is [R] [k]. The count begins at [s].",
-        """\
-{1} = [s]
-for {2} in range(1, len({xs})):
-    if {xs}[{2}] [P] {xs}[{2} - 1] [R] [k]:
-        {1} += 1
-return {1}""",
-        True,
-    ),
-    "chosen": Shape(
-        "For each number that [C], take [V]. Return the list of the values taken, each once, without those that are "
-        "[R] [k].",
-        """\
-{1} = []
-for {2} in {xs}:
-    if [C {2}]:
-        {3} = [V {2}]
-        if not ({3} [R] [k] or {3} in {1}):
-            {1}.append({3})
-return {1}""",
-    ),
-    "windows": Shape(
-        "Add up every [n] neighbouring numbers. Return the [O] sum that [C], or [d] if there is none.",
-        """\
-{1} = None
-for {2} in range(len({xs}) - [n] + 1):
-    {3} = sum({xs}[{2}:{2} + [n]])
-    if [C {3}]:
-        if {1} is None or {3} [O] {1}:
-            {1} = {3}
-if {1} is None:
-    return [d]
-return {1}""",
-    ),
-    "blocks": Shape(
-        "Cut the list into blocks of [n] numbers; the last may be shorter. A block's total begins at [s]; for each of "
-        "its numbers, [A] [V]. Return the list of the totals.",
-        """\
-{1} = []
-for {2} in range(0, len({xs}), [n]):
-    {3} = [s]
-    for {4} in {xs}[{2}:{2} + [n]]:
-        {3} [A] [V {4}]
-    {1}.append({3})
-return {1}""",
-    ),
-    "records": Shape(
-        "A record begins at [k]. Each number that is [R] the record becomes the record. Return how often a number that "
-        "[C] became the record.",
-        """\
-{1} = 0
-{2} = [k]
-for {3} in {xs}:
-    if {3} [R] {2}:
-        {2} = {3}
-        if [C {3}]:
-            {1} += 1
-return {1}""",
-    ),
-}
 _SIMPLE = tuple(name for name, shape in SHAPES.items() if shape.is_simple)
 _FIRST_STAGE = """\
 {5} = []
@@ -349,8 +172,8 @@ def _compiled(shape: str, slots: tuple[tuple[str, Any], ...]) -> Callable[..., A
     return compiled
 
 
-def describe(function: Function) -> str:
-    """Return in words what a function should do with its list."""
+def describe(function: Function, *, is_spoken: bool = False) -> str:
+    """Return in words what a function should do with its list, perhaps with words for the numbers from 2 to 12."""
 
     def words(found: re.Match[str]) -> str:
         slot, what = found[1], function[found[1]]
@@ -361,10 +184,10 @@ def describe(function: Function) -> str:
         return slot_words(slot, what)
 
     text = PLACE.sub(words, SHAPES[function["shape"]].words)
-    if (before := function.get("before")) is None:
-        return text
-    condition, value = condition_words(before[0]), value_words(before[1])
-    return f"First replace the list: for each number that {condition}, the new list has {value}. Then: {text}"
+    if (before := function.get("before")) is not None:
+        condition, value = condition_words(before[0]), value_words(before[1])
+        text = f"First replace the list: for each number that {condition}, the new list has {value}. Then: {text}"
+    return words_for_digits(text) if is_spoken else text
 
 
 def slot_words(slot: str, what: Any) -> str:
@@ -375,7 +198,7 @@ def slot_words(slot: str, what: Any) -> str:
 
 
 def neighbours(function: Function) -> list[Function]:
-    """Return the functions in which one sign or number is another, by at most 3, or two are exchanged."""
+    """Return the functions in which a variable, a range, a sign or a number is another, or two are exchanged."""
     return list(_neighbours(function))
 
 
@@ -451,6 +274,8 @@ def _filled(text: str, function: Function) -> str:
 
 
 def _neighbours(function: Function) -> Iterator[Function]:
+    if function["shape"] in TWINS:
+        yield {**function, "shape": TWINS[function["shape"]]}
     for slot, what in sorted(function.items()):  # the same order for a copy with its keys in another order
         if slot in ("C", "V"):
             for other in one_step_away(what):

@@ -11,12 +11,23 @@ import pytest
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
 from llm_envs.tasks.code.comparing import compared_repairs
+from llm_envs.tasks.code.forms import (
+    condition_code,
+    condition_words,
+    digits_for_words,
+    is_possible,
+    normal_condition,
+    one_step_away,
+    turned,
+    words_for_digits,
+)
 from llm_envs.tasks.code.pipelines import RESULTS, STEPS, behaviour, compute, source
 from llm_envs.tasks.code.predict_output import run_program
-from llm_envs.tasks.code.programs import SHAPES, draw, is_function, key_of, mistake, neighbours, run
 from llm_envs.tasks.code.programs import describe as describe_program
+from llm_envs.tasks.code.programs import draw, is_function, key_of, mistake, neighbours, run
 from llm_envs.tasks.code.programs import source as program_of
 from llm_envs.tasks.code.repair_function import MOST_CHANGES, changes
+from llm_envs.tasks.code.shapes import SHAPES
 from llm_envs.tasks.code.sql_kinds import KINDS, LEVELS, Words, quoted
 from llm_envs.tasks.code.sql_mutations import mutations
 from llm_envs.tasks.code.sql_query import run as run_query
@@ -151,7 +162,8 @@ def sum_with(condition):
     """Return the problem in which the condition of SUM is wrong so."""
     number = neighbours(dict(reversed(SUM.items()))).index(SUM | {"C": condition})
     inputs = [[], [3], [4], [2, 3, 4, 5], [9, -3, 1]]
-    return {"function": SUM, "written": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1}
+    return {"function": SUM, "written": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1,
+            "former": -1}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,7 @@ def test_a_function_is_shown_with_its_mistake():
         {"function": SUM | {"R": ">"}},
         {"written": SUM | {"C": ["one", ">=", 3]}},  # another function
         {"written": SUM | {"C": ["one", "?", 3]}},
+        {"former": 99},
     ],
 )
 def test_functions_that_cannot_be_played_are_refused(change):
@@ -235,6 +248,23 @@ def test_functions_that_cannot_be_played_are_refused(change):
         ({"shape": "blocks", "n": 2, "s": 1, "A": "+=", "V": ["rest", 5]}, [6, 7, 8], [4, 4]),
         ({"shape": "records", "k": 4, "R": ">=", "C": ["one", "<", 9]}, [4, 3, 6, 9, 8], 2),
         (SUM | {"before": [["one", "<=", 5], ["scaled", 2, "-", 3]]}, [3, 2, 5, 6], 2 + 49),
+        (SUM | {"shape": "total else"}, [1, 3, -5, 5], 2),  # the total is never greater than 3
+        (SUM | {"shape": "total else", "s": 4}, [1, 3], 4 + 1 + 9),
+        ({"shape": "signed else", "s": 1, "C": ["one", "<", 2], "A": "+=", "B": "-=", "V": ["square"]}, [3, 4, 5],
+         1 + 9 - 4 - 5),
+        ({"shape": "places else", "s": 5, "p": 1, "C": ["digit", "==", 2]}, [2, 12, -2, 21, 22], 7),
+        ({"shape": "run else", "C": ["and", ">=", 0, "<", 4], "n": 2, "d": -1}, [0, 1, 3, 9, 2], 1),
+        ({"shape": "place else", "C": ["or", "<", 0, ">=", 9], "n": 2, "d": 4}, [1, -1, 0, 9], 9),
+        ({"shape": "pairs else", "C": ["one", ">", 0], "P": "+", "R": ">=", "k": 10}, [5, 2, -1, 9], 4),
+        ({"shape": "crossing else", "s": 0, "A": "+=", "V": ["same"], "R": ">", "k": 6, "d": -2}, [1, 7, 3], 8),
+        ({"shape": "jumps else", "s": 1, "P": "-", "R": "<=", "k": 2}, [5, 7, 10, 1], 2),
+        ({"shape": "chosen else", "C": ["rest", "!=", 2, 0], "V": ["quotient", 2], "R": "<", "k": 2}, [5, 3, 1],
+         [2, 1]),
+        ({"shape": "windows else", "n": 2, "C": ["one", "<", 14], "O": ">", "d": 0}, [3, 4, -1, 9], 7),
+        ({"shape": "records else", "k": 4, "R": ">=", "C": ["one", "<", 2]}, [4, 3, 6, 9, 8], 2),
+        (SUM | {"C": ["both", "and", ["one", ">", 3], ["rest", "==", 2, 0]]}, [2, 4, 5], 2 + 16),
+        (SUM | {"C": ["both", "or", ["digit", "==", 5], ["one", "<=", 2]]}, [2, 4, 15], 2 + 4 + 225),
+        (SUM | {"C": ["neither", "or", ["digit", "==", 5], ["one", "<=", 2]]}, [2, 4, 15], 2 + 16),
     ],
 )  # fmt: skip
 def test_functions_to_repair_by_hand(function, xs, expected):
@@ -242,6 +272,49 @@ def test_functions_to_repair_by_hand(function, xs, expected):
     namespace = {}
     exec("\n".join(program_of(function)).format(*"abcdef"), namespace)
     assert namespace["f"](xs) == expected
+
+
+def test_two_conditions_in_words_and_turned():
+    both = ["both", "and", ["one", ">", 3], ["rest", "==", 2, 0]]
+    assert condition_words(both) == "is greater than 3 and leaves the remainder 0 on division by 2"
+    assert (
+        condition_code(["neither", "or", ["one", "<=", 3], ["rest", "!=", 2, 0]], "x") == "not (x <= 3 or x % 2 != 0)"
+    )
+    rng = random.Random(0)
+    forms = {str(form): form for form in (turned(rng.random, both) for _ in range(40))}
+    assert len(forms) == 4 and all(normal_condition(form) == both for form in forms.values())
+    assert ["both", "or", *both[2:]] in one_step_away(both)
+    for wrong in (
+        ["both", "and", *2 * [both[2]]],
+        ["both", "and", both[2]],
+        ["both", ">", *both[2:]],
+        ["both", "and", 1, 2],
+    ):
+        assert not is_possible(wrong)
+
+
+def test_numbers_as_words():
+    text = "Count at least 3 and 12, from -3 to 13; the place 0 (the first is 0), 1 time"
+    spoken = words_for_digits(text)
+    assert spoken == text.replace(" 3", " three").replace("12", "twelve") and digits_for_words(spoken) == text
+    env = gym.make("llm/RepairFunction-v0", difficulty="hard").unwrapped
+    prompts = [env.reset(seed=seed)[0] for seed in range(12)]
+    assert sum("three" in prompt or "two" in prompt for prompt in prompts) >= 2
+    assert 2 <= sum("Until version 2 it did this instead:" in prompt for prompt in prompts) <= 10
+
+
+@pytest.mark.parametrize("level", ["easy", "expert"])
+def test_no_kind_of_mistake_is_frequent_enough_to_be_guessed(level):
+    """Another variable or range, which no number of the text shows; a number that begins a total; "and" for "or"."""
+    env, kinds, n = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped, Counter(), 100
+    for seed in range(n):
+        env.reset(seed=seed)
+        written = env.problem["written"]
+        other = neighbours(written)[env.problem["mistake"]]
+        kinds["shape"] += written["shape"] != other["shape"]
+        kinds["first"] += any(written.get(slot) != other.get(slot) for slot in "sd")
+        kinds["and"] += str(written).count("'and'") != str(other).count("'and'")
+    assert 0 < kinds["shape"] <= 25 and 0 < kinds["first"] <= 25 and (kinds["and"] > 0) == (level == "expert")
 
 
 @pytest.mark.parametrize("n_stages", [1, 2])
@@ -587,6 +660,9 @@ QUERY = "SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDE
         ("WriteFunction", EVEN_SUM, f"```\n{SUM_CODE}\n```", 1),
         ("WriteFunction", EVEN_SUM, f"```python\n{SUM_CODE}\n```\n```python\ndef f(xs):\n    return 0\n```", 0),
         ("RepairFunction", WRONG_LINE, "**Line 4:** `if c > 3:`", 1),
+        ("RepairFunction", WRONG_LINE, "**4: if c > 3:**", 1),
+        ("RepairFunction", WRONG_LINE, "**4:** if c > 3:", 1),
+        ("RepairFunction", WRONG_LINE, "**4: `if c >= 3:`**", 0),
         ("RepairFunction", WRONG_LINE, "Line 4 should be: if c > 3:", 1),
         ("RepairFunction", WRONG_LINE, "4:\n```python\n        if c > 3:\n```", 1),
         ("RepairFunction", WRONG_LINE, "```\n 4:         if c > 3:\n```", 1),

@@ -115,7 +115,17 @@ def test_the_mistakes_of_a_rule_and_of_a_report():
     assert with_mistakes(PARTS, [[6, 0]])[6]["calls"][0] == "lime_list"
 
 
+def test_a_measure_can_have_another_variable_and_a_readme_has_words_for_numbers():
+    assert neighbours(PARTS, 5)[0]["function"]["shape"] == "total else"
+    text = readme(PARTS, "harbor", range(7), [None] * 7, is_spoken=True)
+    assert "greater than three;" in text and "the first three numbers" in text and "remainder 1" in text
+    two = {**PARTS[0], "C": ["both", "or", ["one", ">", 3], ["digit", "==", 2]]}
+    assert is_package([two, *PARTS[1:]]) and [functions([two])["is_plum"](x) for x in (3, 4, 2)] == [False, True, True]
+
+
 CONDITIONS = [
+    *(["both", sign, ["one", "<=", 3], ["rest", "!=", 4, 1]] for sign in ("and", "or")),
+    ["neither", "or", ["digit", "==", 7], ["one", ">", 3]],
     *(["one", sign, 3] for sign in (">", ">=", "<", "<=")),
     *([kind, sign, *rest] for kind, rest in (("rest", [4, 3]), ("digit", [7])) for sign in ("==", "!=")),
     ["and", ">", -2, "<=", 9], ["and", ">=", -2, "<", 9], ["or", "<", -2, ">=", 9], ["or", "<=", -2, ">", 9],
