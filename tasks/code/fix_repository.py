@@ -66,8 +66,8 @@ class FixRepositoryEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test". A package is in one split, whatever its names, its mistakes and its tests.
     - `difficulty`: "easy" (default): one mistake, which the tests show, in 13 functions; "medium": two, in 18; "hard":
-      four, of which the tests show some only, in 24, and the code is put otherwise than the README; "expert": seven, in
-      42, where rules build on each other and no failing test is mended by one repair.
+      four, of which the tests show some only, in 24, and the code is put otherwise than the README; "expert": nine, in
+      56, where rules build on each other and no failing test is mended by one repair.
     - `max_turns`: 16, 20, 28 and 40 by default: enough for one call in each reply.
     - `reset(options={"problem": {"package": "harbor", "parts": [...], "mistakes": [[3, 0]], "spellings": [...],
       "order": [...], "written": [...], "former": [-1], "tests": [["is_amber", 3]], "integers": [3],
@@ -109,15 +109,15 @@ class FixRepositoryEnv(ToolEnv):
             },
         ),
         "expert": Difficulty(
-            "7 mistakes in 42 functions; no failing test is mended by one repair",
+            "9 mistakes in 56 functions; no failing test is mended by one repair",
             chance_rate=0.01,
-            expected_hard="The tests point to no single repair, at least three mistakes pass them, and nothing tells "
-            "how many there are. Each is found by comparing 42 sentences with 42 functions that are written otherwise "
-            "(x >= 4 as not x < 4); who finds each of the seven with a probability of 90% wins .9 ** 7 = 48%.",
+            expected_hard="The tests point to no single repair, at least four mistakes pass them, and nothing tells "
+            "how many there are. Each is found by comparing 56 sentences with 56 functions that are written otherwise "
+            "(x >= 4 as not x < 4); who finds each of the nine with a probability of 90% wins .9 ** 9 = 39%.",
             settings={
-                "turns": 40, "n": {"rule": 12, "value": 7, "list": 9, "measure": 8, "report": 6}, "mistakes": 7,
+                "turns": 40, "n": {"rule": 16, "value": 9, "list": 12, "measure": 11, "report": 8}, "mistakes": 9,
                 "tested": ("report",), "tests": 8,
-                "is_plain": False, "is_linked": True, "unseen": 3, "is_entangled": True,
+                "is_plain": False, "is_linked": True, "unseen": 4, "is_entangled": True,
             },
         ),
     }  # fmt: skip

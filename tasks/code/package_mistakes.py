@@ -131,7 +131,7 @@ def _draw_mistakes(
     is_compared: Callable[[int, int, bool], bool],
     tell: Callable[[int], list[Any] | None],
 ) -> list[list[int]]:
-    """Draw mistakes in different parts, each of which the hidden tests show; [] if there are too few.
+    """Draw mistakes in different parts, all shown by the hidden tests; [] if there are too few.
 
     Whichever of them are left: the first part that is wrong calls only right ones, so the tests of its function fail.
     Comparing a part with its sentence mends none of them, and at least half of them not even if the player leaves out
@@ -279,7 +279,7 @@ def _ambiguous(
     calls: list[tuple[str, Any]],
     right: list[str],
 ) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return the calls, and their outcomes, that some false repairs of one mistake pass; none if there are no such."""
+    """Return the calls, and their outcomes, that some false repairs of one mistake pass; none without such repairs."""
     made = functions(parts)
     for place, number in shuffled(random, mistakes):
         wrong = with_mistakes(parts, [[place, number]])

@@ -16,12 +16,14 @@ from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
 from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.judging import passes
 from llm_envs.tasks.code.programs import (
+    LETTERS,
     N_NAMES,
     NAMES,
     Function,
     describe,
     draw,
     draw_written,
+    facts_of,
     is_function,
     key_of,
     mistake,
@@ -37,6 +39,8 @@ __all__ = ["MOST_CHANGES", "RepairFunctionEnv", "changes"]
 MOST_CHANGES = 3
 """Words, numbers and signs by which the new line may differ: else a line that does all at once, and comes before the
 wrong one or in its place, would be right for every mistake of a function."""
+_KEPT = 10
+"""Facts that a reader keeps."""
 _N_INPUTS = 10
 _N_PROBES = 120
 """Inputs, beside these, among which one is looked for that tells the right line from one whose number is off by one."""
@@ -45,7 +49,7 @@ _N_TRIES = 6
 _TWIN_SHARE, _FIRST_SHARE = 0.1, 0.12
 """Shares of mistakes in a variable or a range, and in a number that is returned or begins a total."""
 _FIRST = ("s", "d")
-_OTHER_SLOTS = ("C", "V", "R", "k", "before")
+_OTHER_SLOTS = ("C", "V", "R", "k", "before", "state")
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*(?:\n|$)")
 _ANSWER = re.compile(
     r"(?:the answer is:?\s+)?[*`-]*\s*(?:line\s+)?(\d{1,3})(?: should be| becomes| is)?[*`]*\s*[:.)][*]*\s*(.*?)",
@@ -88,7 +92,8 @@ class RepairFunctionEnv(SingleTurnEnv):
     - `split`: "train" or "test". A function is in one split, whatever its mistake and its names.
     - `difficulty`: "easy" (default): short functions, a wrong call is shown, the names are telling; "medium": all
       functions, no call is shown, and half of the texts also tell an earlier version; "hard": the names are single
-      letters, and numbers are words; "expert": the function makes a new list first.
+      letters, and numbers are words; "expert": the function makes two lists first, with a
+      state and a recursion.
     - `reset(options={"problem": {"function": ..., "written": ..., "mistake": 0, "names": ["a", "b", "c", "d", "e",
       "f"], "inputs": [[1, 2], []], "shown": 0, "former": -1}})`: a function as `tasks/code/programs.py` makes it, one
       that does the same and whose lines are shown, which of its neighbours has the mistake, names of its variables,
@@ -125,10 +130,10 @@ class RepairFunctionEnv(SingleTurnEnv):
             },
         ),
         "expert": Difficulty(
-            "single letters, two stages",
+            "single letters, three stages, a state and a recursion",
             chance_rate=0.15,
             settings={
-                "names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 2, "decoys": 0.5, "is_spoken": True,
+                "names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 3, "decoys": 0.5, "is_spoken": True,
             },
         ),
     }  # fmt: skip
@@ -225,13 +230,27 @@ class RepairFunctionEnv(SingleTurnEnv):
         self._lines[self._place] = wrong.format(*self.problem["names"])
 
     def shortcuts(self) -> Mapping[str, str]:
-        """Return what is found by comparing the numbers and signs of the code with those of the purpose."""
+        """Return what is found by comparing the numbers and signs of the code with those of the purpose.
+
+        At the expert level also the answer of a reader that reads the purpose once, keeps the last 10 of its numbers
+        and signs, and judges each line rightly by these.
+        """
         function, former, replies = self.problem["function"], self.problem["former"], {}
         for said, text in (("", describe(function)), (", of both versions", _text(function, former))):
             for name, lines in compared_repairs(text, self._lines).items():
                 changed = [i for i, line in enumerate(lines) if line != self._lines[i]]
                 replies[name + said] = self.write_answer(f"{changed[0] + 1}: {lines[changed[0]].strip()}")
+        if "state" in function:
+            lines = self._right if self._is_kept() else self._lines
+            replies[f"reader({_KEPT})"] = self.write_answer(f"{self._place + 1}: {lines[self._place].strip()}")
         return replies
+
+    def _is_kept(self) -> bool:
+        """Whether the mistake is in one of the last facts of the purpose."""
+        written = self.problem["written"]
+        right, wrong = facts_of(written), facts_of(neighbours(written)[self.problem["mistake"]])
+        n_before = next((i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
+        return n_before >= len(right) - _KEPT
 
     def prompt(self) -> str:
         """Return the purpose and the function with its mistake."""
@@ -277,7 +296,7 @@ def _text(function: Function, former: int, is_spoken: bool = False) -> str:
 
 
 def _draw_slots(random: Random) -> Collection[str]:
-    """Draw the parts of a function one of which is wrong: no player that always mends one kind of part is often right.
+    """Draw where the mistake may be: no player that always mends one kind of part is often right.
 
     Without this, comparing words with signs would leave mostly other variables, other ranges and first numbers.
     """
@@ -307,8 +326,8 @@ def changes(old: str, new: str) -> int:
 
 def _is_compared(text: str, written: Function, found: tuple[int, str], inputs: Sequence[Sequence[int]]) -> bool:
     """Whether a player that compares the words with the signs mends a line of the mistake, here or in one answer."""
-    right, place = [line.format(*"abcdef") for line in source(written)], found[0]
-    wrong = [*right[:place], found[1].format(*"abcdef"), *right[place + 1 :]]
+    right, place = [line.format(*LETTERS) for line in source(written)], found[0]
+    wrong = [*right[:place], found[1].format(*LETTERS), *right[place + 1 :]]
     if changes(right[place], wrong[place]) > MOST_CHANGES:
         return True
     repairs = {lines[place] for lines in compared_repairs(text, wrong).values()} - {wrong[place]}
@@ -325,9 +344,9 @@ def _telling(
 
     Its neighbours are the lines with a number off by one, and all its mistakes; None if one of them is not told.
     """
-    right = [line.format(*"abcdef") for line in source(written)]
+    right = [line.format(*LETTERS) for line in source(written)]
     mistakes = [found[1] for other in neighbours(written) if (found := mistake(written, other)) and found[0] == place]
-    lines = dict.fromkeys([*off_by_one(right[place]), *(line.format(*"abcdef") for line in mistakes)])
+    lines = dict.fromkeys([*off_by_one(right[place]), *(line.format(*LETTERS) for line in mistakes)])
     others = [[*right[:place], line, *right[place + 1 :]] for line in lines]
 
     def probes() -> list[list[int]]:

@@ -69,7 +69,7 @@ return {1}""",
         ),
     ),
     "extreme": Shape(
-        "For each number that [C], take [V]. Return the [O] value taken, or [d] if there is none.",
+        "For each number that [C], take [V]. Return the [O] value taken, or [d] if no number does.",
         """\
 {1} = None
 for {2} in {xs}:
@@ -83,7 +83,7 @@ return {1}""",
         True,
     ),
     "run": Shape(
-        "Find the length of the longest run of neighbours each of which [C]. If it is below [n], return [d], else "
+        "Find the length of the longest run of neighbours where each one [C]. If it is below [n], return [d], else "
         "return the length.",
         """\
 {1} = 0
@@ -98,7 +98,7 @@ if {1} < [n]:
     return [d]
 return {1}""",
         twin=(
-            "Find the length of the longest run of neighbours each of which [C]. If it is below [n], return "
+            "Find the length of the longest run of neighbours where each one [C]. If it is below [n], return "
             "[d], else return the length of the run with which the list ends (0 if its last number is in none).",
             "return {1}",
             "return {2}",
@@ -204,7 +204,7 @@ return {1}""",
         ),
     ),
     "windows": Shape(
-        "Add up every [n] neighbouring numbers. Return the [O] sum that [C]; if there is none, return [d].",
+        "Add up every [n] neighbouring numbers. Return the [O] sum that [C]; if no sum does, return [d].",
         """\
 {1} = None
 for {2} in range(len({xs}) - [n] + 1):
@@ -217,7 +217,7 @@ if {1} is None:
 return {1}""",
         twin=(
             "Add up every [n] neighbouring numbers, the last number of the list left out. Return the [O] sum "
-            "that [C]; if there is none, return [d].",
+            "that [C]; if no sum does, return [d].",
             "- [n] + 1)",
             "- [n])",
         ),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-__all__ = ["mutations"]
+__all__ = ["forgetting", "mutations"]
 
 _SIGNS = {">": (">=", "<"), ">=": (">", "<="), "<": ("<=", ">"), "<=": ("<", ">="), "=": ("!=",), "!=": ("=",)}
 _AGGREGATES = {"sum": ("avg", "max"), "avg": ("max", "min"), "max": ("min",), "min": ("max",)}
@@ -22,6 +22,13 @@ _START = re.compile(r"(?:WHERE|AND|HAVING) (?=\()")
 def mutations(query: str) -> tuple[str, ...]:
     """Return the nearly right queries."""
     return tuple(dict.fromkeys([*_order(query), *_conditions(query), *_calls(query)]))
+
+
+def forgetting(query: str, n_kept: int) -> str:
+    """Return the query without its conditions after the first ones."""
+    for found in reversed(list(_START.finditer(query))[n_kept:]):
+        query = f"{query[: found.end()]}(1){query[_closing(query, found.end()) + 1 :]}"
+    return query
 
 
 def _conditions(query: str) -> Iterator[str]:

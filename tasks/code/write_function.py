@@ -25,11 +25,15 @@ from llm_envs.tasks.code.pipelines import (
     everything_matters,
     source,
 )
-from llm_envs.tasks.draws import Random
+from llm_envs.tasks.draws import Random, between
 
 __all__ = ["WriteFunctionEnv"]
 
 _N_SHOWN = 2
+_KEPT = 5
+"""Steps that a reader keeps in mind."""
+_LARGEST = 1_000_000
+"""A greater number is not made of a list: it would be long to read."""
 _N_PROBES = 100
 """Lists among which one is looked for that tells the function from one with a number off by one."""
 
@@ -60,7 +64,8 @@ class WriteFunctionEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test". Functions that do the same are in the same split.
-    - `difficulty`: "easy" (default): two steps and a result; "medium": three; "hard": five; "expert": six.
+    - `difficulty`: "easy" (default): two steps and a result; "medium": three; "hard": five; "expert": ten; four
+      of them are told as steps before them, done once more.
     - `reset(options={"problem": {"program": [["even", 0], ["sum", 0]], "inputs": [[1, 2], [3, 4]]}})` gives the steps
       (names in `tasks/code/pipelines.py`, each with its number) and the inputs. The last two are shown.
 
@@ -70,10 +75,14 @@ class WriteFunctionEnv(SingleTurnEnv):
 
     # Of 150 problems of each level the function of one was right for at most one other (0.7%).
     difficulties = {
-        "easy": Difficulty("two steps and a result", chance_rate=0.02, settings={"n_steps": 2}),
-        "medium": Difficulty("three steps and a result", chance_rate=0.01, settings={"n_steps": 3}),
-        "hard": Difficulty("five steps and a result", chance_rate=0.01, settings={"n_steps": 5}),
-        "expert": Difficulty("six steps and a result", chance_rate=0.01, settings={"n_steps": 6}),
+        "easy": Difficulty("two steps and a result", chance_rate=0.02, settings={"n_steps": 2, "n_repeats": 0}),
+        "medium": Difficulty("three steps and a result", chance_rate=0.01, settings={"n_steps": 3, "n_repeats": 0}),
+        "hard": Difficulty("five steps and a result", chance_rate=0.01, settings={"n_steps": 5, "n_repeats": 0}),
+        "expert": Difficulty(
+            "ten steps, four told by reference to others, and a result",
+            chance_rate=0.01,
+            settings={"n_steps": 6, "n_repeats": 4},
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"program": list, "inputs": list}
@@ -92,7 +101,9 @@ class WriteFunctionEnv(SingleTurnEnv):
         while True:
             inputs = draw_inputs(random, 10)
             hidden = inputs[:-_N_SHOWN]
-            steps = draw_steps(random, self.settings["n_steps"], hidden)
+            steps = _repeated(random, draw_steps(random, self.settings["n_steps"], hidden), self.settings["n_repeats"])
+            if _largest(steps, hidden) > _LARGEST:
+                continue
             for _ in range(4):
                 program = [*steps, draw_result(random)]
                 if everything_matters(program, hidden):
@@ -118,12 +129,20 @@ class WriteFunctionEnv(SingleTurnEnv):
         return behaviour(problem["program"])
 
     def shortcuts(self) -> dict[str, str]:
-        """Return the functions that leave out one of the steps."""
+        """Return the functions that leave out one of the steps.
+
+        At the expert level also that of a reader who writes each step down as it is told, and keeps the last 5 in mind:
+        it leaves out a step that refers to one before these.
+        """
         program = self.problem["program"]
-        return {
+        found = {
             f"without step {place + 1}": self.write_answer(source([*program[:place], *program[place + 1 :]]))
             for place in range(len(program) - 1)
         }
+        known = [step for i, step in enumerate(program) if step not in program[:i] or i - program.index(step) <= _KEPT]
+        if self.settings["n_repeats"]:
+            found[f"reader({_KEPT})"] = self.write_answer(source(known))
+        return found
 
     def prompt(self) -> str:
         """Return the description and two examples."""
@@ -144,6 +163,21 @@ class WriteFunctionEnv(SingleTurnEnv):
         inputs = self.problem["inputs"]
         expected = [compute(self.problem["program"], xs) for xs in inputs]
         return passes(answer, [f"f({xs})" for xs in inputs], expected)
+
+
+def _repeated(random: Random, steps: Program, n: int) -> Program:
+    """Return the steps with some of them done once more, after others."""
+    for _ in range(n):
+        first = between(random, 0, len(steps) - 2)
+        place = between(random, first + 2, len(steps))
+        steps = [*steps[:place], list(steps[first]), *steps[place:]]
+    return steps
+
+
+def _largest(steps: Program, inputs: Sequence[list[int]]) -> int:
+    """Return the largest absolute value that the steps make of lists."""
+    made = [compute([*steps[:n], ["list", 0]], xs) for xs in inputs for n in range(1, len(steps) + 1)]
+    return max(abs(x) for xs in made for x in xs)
 
 
 def _telling(random: Random, program: Program, inputs: Sequence[list[int]]) -> list[list[int]] | None:

@@ -22,14 +22,16 @@ from llm_envs.tasks.code.forms import (
     words_for_digits,
 )
 from llm_envs.tasks.code.pipelines import RESULTS, STEPS, behaviour, compute, source
+from llm_envs.tasks.code.pipelines import describe as describe_steps
 from llm_envs.tasks.code.predict_output import run_program
+from llm_envs.tasks.code.programs import LETTERS, draw, is_function, key_of, mistake, neighbours, run
 from llm_envs.tasks.code.programs import describe as describe_program
-from llm_envs.tasks.code.programs import draw, is_function, key_of, mistake, neighbours, run
 from llm_envs.tasks.code.programs import source as program_of
 from llm_envs.tasks.code.repair_function import MOST_CHANGES, changes
 from llm_envs.tasks.code.shapes import SHAPES
-from llm_envs.tasks.code.sql_kinds import KINDS, LEVELS, Words, quoted
-from llm_envs.tasks.code.sql_mutations import mutations
+from llm_envs.tasks.code.sql_kinds import Words, quoted
+from llm_envs.tasks.code.sql_mutations import forgetting, mutations
+from llm_envs.tasks.code.sql_nested import KINDS, LEVELS
 from llm_envs.tasks.code.sql_query import run as run_query
 from llm_envs.tasks.sqlite_world import Database
 
@@ -162,7 +164,7 @@ def sum_with(condition):
     """Return the problem in which the condition of SUM is wrong so."""
     number = neighbours(dict(reversed(SUM.items()))).index(SUM | {"C": condition})
     inputs = [[], [3], [4], [2, 3, 4, 5], [9, -3, 1]]
-    return {"function": SUM, "written": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1,
+    return {"function": SUM, "written": SUM, "mistake": number, "names": list(LETTERS), "inputs": inputs, "shown": 1,
             "former": -1}  # fmt: skip
 
 
@@ -206,7 +208,7 @@ def test_a_function_is_shown_with_its_mistake():
 @pytest.mark.parametrize(
     "change",
     [
-        *({"names": [name, *"bcdef"]} for name in ("for", "len", "a b", 3, "b")),
+        *({"names": [name, *LETTERS[1:]]} for name in ("for", "len", "a b", 3, "b")),
         {"mistake": 99},
         {"shown": 5},
         {"inputs": [[]]},  # does not show the mistake
@@ -248,6 +250,8 @@ def test_functions_that_cannot_be_played_are_refused(change):
         ({"shape": "blocks", "n": 2, "s": 1, "A": "+=", "V": ["rest", 5]}, [6, 7, 8], [4, 4]),
         ({"shape": "records", "k": 4, "R": ">=", "C": ["one", "<", 9]}, [4, 3, 6, 9, 8], 2),
         (SUM | {"before": [["one", "<=", 5], ["scaled", 2, "-", 3]]}, [3, 2, 5, 6], 2 + 49),
+        (SUM | {"before": [["one", ">", 0], ["same"]], "state": [10, 2, 5, "+", ["one", ">", 1]]}, [34, 1, 12],
+         2 + 38**2 + 15**2),  # the states are 4, 0 and 3
         (SUM | {"shape": "total else"}, [1, 3, -5, 5], 2),  # the total is never greater than 3
         (SUM | {"shape": "total else", "s": 4}, [1, 3], 4 + 1 + 9),
         ({"shape": "signed else", "s": 1, "C": ["one", "<", 2], "A": "+=", "B": "-=", "V": ["square"]}, [3, 4, 5],
@@ -270,7 +274,7 @@ def test_functions_that_cannot_be_played_are_refused(change):
 def test_functions_to_repair_by_hand(function, xs, expected):
     assert is_function(function)
     namespace = {}
-    exec("\n".join(program_of(function)).format(*"abcdef"), namespace)
+    exec("\n".join(program_of(function)).format(*LETTERS), namespace)
     assert namespace["f"](xs) == expected
 
 
@@ -317,12 +321,12 @@ def test_no_kind_of_mistake_is_frequent_enough_to_be_guessed(level):
     assert 0 < kinds["shape"] <= 25 and 0 < kinds["first"] <= 25 and (kinds["and"] > 0) == (level == "expert")
 
 
-@pytest.mark.parametrize("n_stages", [1, 2])
+@pytest.mark.parametrize("n_stages", [1, 2, 3])
 def test_a_function_gives_what_its_lines_give(n_stages):
     rng, shapes = random.Random(0), set()
     for _ in range(150):
         function, namespace = draw(rng.random, n_stages=n_stages), {}
-        exec("\n".join(program_of(function)).format(*"abcdef"), namespace)
+        exec("\n".join(program_of(function)).format(*LETTERS), namespace)
         inputs = [[], [3], [rng.randint(-9, 20) for _ in range(8)]]
         assert run(function, inputs) == [repr(namespace["f"](xs)) for xs in inputs]
         shapes.add(function["shape"])
@@ -373,7 +377,7 @@ def test_a_player_that_compares_numbers_and_signs_mends_what_is_written_as_it_is
         (scaled, scaled, {"V": ["scaled", 5, "+", 2]}),  # exchanged
         (SUM | {"C": ["one", ">=", 4]}, SUM, {"C": ["one", ">=", 3]}),  # written otherwise than described: not found
     ):
-        good, bad = ([line.format(*"abcdef") for line in program_of(function)] for function in (right, right | wrong))
+        good, bad = ([line.format(*LETTERS) for line in program_of(function)] for function in (right, right | wrong))
         assert (good in compared_repairs(describe_program(described), bad).values()) == (right is described)
 
 
@@ -393,9 +397,9 @@ def test_every_neighbour_of_the_right_line_fails_a_hidden_input(level):
     env, n = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped, 0
     for seed in range(60):
         env.reset(seed=seed)
-        right, place = [line.format(*"abcdef") for line in program_of(env.problem["written"])], env._place
+        right, place = [line.format(*LETTERS) for line in program_of(env.problem["written"])], env._place
         found = [mistake(env.problem["written"], other) for other in neighbours(env.problem["written"])]
-        mistakes = [wrong[1].format(*"abcdef") for wrong in found if wrong and wrong[0] == place]
+        mistakes = [wrong[1].format(*LETTERS) for wrong in found if wrong and wrong[0] == place]
         expected = outcomes(right, env.problem["inputs"])
         for line in [*off_by_one(right[place]), *mistakes]:
             n += 1
@@ -532,6 +536,12 @@ BY_HAND = [
         [">", 0],
         [("2025-02", "toys", 1), ("2025-02", "home", 1), ("2025-01", "toys", 1), ("2025-01", "home", 1)],
     ),
+    ("above_peers", ["garden", ">", 1], [("Oslo", "Ada", 12)]),
+    ("above_peers", ["toys", ">", 1], []),
+    ("own_highest", ["toys", ">="], [("Ada", 5)]),
+    ("own_highest", ["toys", "<="], [("Cleo", 1)]),
+    ("every_group", ["garden", ">=", 5], [("Ada", 30)]),
+    ("every_group", ["toys", ">", 0], [("Ada", 30), ("Cleo", 50)]),
     ("rising", ["garden", ">=", 7], []),
     ("rising", ["toys", "<=", 99], []),
 ]
@@ -638,6 +648,31 @@ def test_a_nearly_right_query_is_wrong(level):
             assert env.step(f"<answer>{wrong}</answer>")[1] == 0, (seed, wrong)
             n += 1
     assert n > 150
+
+
+def test_what_a_reader_forgets_of_a_query():
+    query = "SELECT a FROM t WHERE (n > (SELECT avg(u.n) FROM t u WHERE (u.k = t.k))) AND (m NOT IN (1)) ORDER BY 1"
+    assert forgetting(query, 1) == "SELECT a FROM t WHERE (n > (SELECT avg(u.n) FROM t u WHERE (1))) AND (1) ORDER BY 1"
+    assert forgetting(query, 3) == query
+
+
+@pytest.mark.parametrize("name", ["RepairFunction", "WriteFunction", "SQLQuery"])
+def test_a_reader_wins_at_most_half_of_the_expert_level(name):
+    """It reads everything once and keeps some of the facts; at other levels nothing needs more."""
+    env, n_won, n = gym.make(f"llm/{name}-v0", difficulty="expert").unwrapped, 0, 30
+    for seed in range(n):
+        env.reset(seed=seed)
+        (reply,) = [reply for way, reply in env.shortcuts().items() if way.startswith("reader(")]
+        n_won += env.step(reply)[1] == 1
+    assert n_won <= n / 2
+
+
+def test_a_step_that_comes_again_is_told_by_its_number():
+    program = [["take", 3], ["reverse", 0], ["take", 3], ["sum", 0]]
+    assert describe_steps(program).splitlines()[2:] == [
+        "3. do what step 1 does, once more",
+        "Return the sum (0 for an empty list).",
+    ]
 
 
 def test_a_question_without_rows_is_refused():
