@@ -22,8 +22,8 @@ def _draw(random: Random, w: Words) -> list[Any]:
 def _say_rising(w: Words, group: str, relation: str, bound: int) -> str:
     return (
         f"Consider only the {w.k} with a {w.measure} that is {RELATIONS[relation]} {bound}, of a {w.b_noun} whose "
-        f"{w.b_group} is not {group}. In which months was their number greater than in the month before it that has any "
-        "of them? List the month (as YYYY-MM, from date) and the number. Sort by month, the latest first."
+        f"{w.b_group} is not {group}. In which months was their number greater than in the month before it that has "
+        "any of them? List the month (as YYYY-MM, from date) and the number. Sort by month, the latest first."
     )
 
 
