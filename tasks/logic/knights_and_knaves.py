@@ -238,7 +238,7 @@ def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, 
 
 
 def _draw_count(random: Random, n: int, speaker: int, target: int) -> int:
-    """Draw how many are truthful: the true number, or one that is as likely when a truthful person says it."""
+    """Draw how many are truthful: the true number, or one that is as likely from a truthful person."""
     if target >> speaker & 1:
         return target.bit_count()
     return 1 + sum(random() < 0.5 for _ in range(n - 1))

@@ -149,7 +149,7 @@ def check_case(case: Mapping[str, Any]) -> None:
             [thing[field] for field in ("size", "price", "final_sale", "days")]
     customer = case["customer"]
     if not 1 <= customer["n_opening"] <= len(customer["requests"]) <= 4:
-        raise InvalidActionError("the customer has one to four requests, n_opening of which are told at the beginning")
+        raise InvalidActionError("the customer has one to four requests, and tells n_opening of them at the beginning")
     for request in customer["requests"]:
         if request.keys() != _FIELDS or not all(type(value) is str for value in request.values()):
             raise InvalidActionError(f"a request has {', '.join(sorted(_FIELDS))}; some of them are empty")
