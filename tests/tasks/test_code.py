@@ -1,9 +1,13 @@
 """Code: hand-worked problems, what a hurried player tries, and planted mistakes that are some."""
 
+import ast
+import contextlib
 import json
 import random
+import re
 from collections import Counter
 from functools import partial
+from itertools import chain
 
 import gymnasium as gym
 import pytest
@@ -458,10 +462,36 @@ def test_predict_output(answer, paid):
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_programs_end_and_print_what_is_said(level):
     env = gym.make("llm/PredictOutput-v0", difficulty=level)
-    for seed in range(300):
+    for seed in range(20 if level == "expert" else 200):
         env.reset(seed=seed)
         problem = env.unwrapped.problem
         assert problem["output"] == run_program(problem["program"]) != ""
+
+
+def statements_of(program):
+    """Return the drawn statements of a program: some are a definition, a dictionary or a list with its use."""
+    lines = [ast.unparse(node) for node in ast.parse(program).body]
+    first = next(i for i, line in enumerate(lines) if not re.fullmatch(r"(?:[a-z]|xs|word) = [-\[\d'][^+*/%]*", line))
+    found, lines = [lines[:first]], lines[first:]
+    while lines and not lines[0].startswith("print"):
+        n = next((n for start, n in (("def g", 2), ("counts = ", 3), ("ys = ", 3)) if lines[0].startswith(start)), 1)
+        found.append(lines[:n])
+        lines = lines[n:]
+    return found, lines
+
+
+@pytest.mark.parametrize("level", ["starter", "easy", "medium", "hard", "expert"])
+def test_no_statement_can_be_left_out(level):
+    """Without any one statement, a program prints something else or fails."""
+    env = gym.make("llm/PredictOutput-v0", difficulty=level).unwrapped
+    for seed in range(10 if level == "expert" else 100):
+        env.reset(seed=seed)
+        (first, *statements), shown = statements_of(env.problem["program"])
+        assert len(statements) == env.settings["n"]
+        for i in range(len(statements)):
+            kept = [*first, *chain(*statements[:i], *statements[i + 1 :]), *shown]
+            with contextlib.suppress(IndexError, ValueError):
+                assert run_program("\n".join(kept)) != env.problem["output"]
 
 
 # SQLQuery.

@@ -142,7 +142,7 @@ def test_no_example_overuses_a_word():
 
 
 def test_a_text_cannot_be_padded():
-    problem = {"rules": [["words", 20, 22]], "example": "a b c d e f g h i j k l m n o p q r s t"}
+    problem = {"rules": [["words", 20, 22]], "example": " ".join(VOCABULARY[:20])}
     assert reward("llm/Instructions-v0", problem, "word " * 20) == 0
     assert reward("llm/Instructions-v0", problem, problem["example"]) == 1
     assert reward("llm/Instructions-v0", {"rules": [["without", "e"]], "example": "owl"}, "...") == 0
@@ -154,6 +154,37 @@ def test_a_text_cannot_be_padded():
     ]:
         with pytest.raises(InvalidConfigError, match=message):
             reward("llm/Instructions-v0", {**problem, "rules": [wrong]}, "x")
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_consonants_follow_no_instructions(level):
+    env = gym.make("llm/Instructions-v0", difficulty=level).unwrapped
+    n_won = 0
+    for seed in range(300):
+        env.reset(seed=seed)
+        (answer,) = env.shortcuts().values()
+        words = re.findall(r"[^\W\d_]+", answer.removeprefix("<answer>").removesuffix("</answer>"))
+        assert max(map(words.count, words)) <= 3
+        n_won += env.step(answer)[1] == 1
+    assert n_won / 300 <= env.chance_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "is_english"),
+    [
+        ("It isn't Zeno's.", False),  # a name
+        ("It isn't a dog's; we can't, won't and don't. They'll go, I'd say, and I\u2019ve seen you\u2019re OK.", True),
+        ("On Monday at six o'clock, an up-to-date X-ray of my half-way house: hmm!", True),
+        ("Colour or color, organised or organized, the 4th.", True),
+        ("The bdrm of the mfg", False),
+        ("The owl-xq", False),
+        ("Qzx", False),
+        ("The owl \u0436\u0443\u043a", False),
+    ],
+)
+def test_words_are_english(text, is_english):
+    problem = {"rules": [["words", 1, 30]], "example": "owl"}
+    assert (reward("llm/Instructions-v0", problem, text) == 1) is is_english
 
 
 # JsonRecord.
