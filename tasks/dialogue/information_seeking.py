@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from llm_envs.env import Difficulty, Outcome, TextEnv
+from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import read_integer
-from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
+from llm_envs.tasks.dialogue.said import ConversationEnv, Subject, asked_about, read_answer, said_by
 from llm_envs.tasks.wording import in_words
 
 __all__ = ["THEMES", "InformationSeekingEnv", "price_of", "topics_in"]
@@ -20,7 +19,7 @@ _MAX_DEPTH = 4
 _UNITS = ("euros", "euro", "eur")
 
 
-class InformationSeekingEnv(TextEnv):
+class InformationSeekingEnv(ConversationEnv):
     """Ask a customer the right questions, one at a time, and work out what they have to pay.
 
     ## Description
@@ -30,10 +29,11 @@ class InformationSeekingEnv(TextEnv):
     what is needed next, given what is known, and then to use it.
 
     ## Observation
-    First the tariff and the customer's first words. Then the customer's answers. If a message names one thing in the
-    tariff, the customer tells how it is in their case. Things that they told before do not count if the message also
-    names a new one. If a message names several new things, or none, the customer does not answer it. After a malformed
-    reply a readable error.
+    First the tariff and the customer's first words. Then the customer's answers. If a message asks about one thing
+    in the tariff, by its name, its unit or its options ("Express or standard?"), the customer tells how it is in their
+    case. The last question counts, and things that they told before only if it names no new one. If a message names
+    several new things, or none, the customer does not answer it; the first such message does not count. After a
+    malformed reply a readable error.
 
     ## Action
     Plain text goes to the customer. The price as a whole number in `<answer>` tags ends the conversation:
@@ -50,7 +50,8 @@ class InformationSeekingEnv(TextEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two questions of four are needed; "medium": three of seven; "hard": four of
       eleven, and some numbers are told as sums; "expert": seven of up to fourteen, with eight prices to choose from.
-    - `max_turns`: messages of the agent, the price included: 4, 6, 7 and 9 by default.
+    - `max_turns`: messages of the agent, the price and one that does not count included: 5, 7, 8 and 10 by
+      default.
     - `reset(options={"problem": {"theme": "parcel", "facts": {...}, "tariff": [...]}})`: a tariff is `[topic, {option:
       tariff, ...}]` or `["price", base, [[topic, amount], ...]]`; facts are options, whole numbers, sums as `[3, 4]`,
       and true or false, by topic.
@@ -70,7 +71,7 @@ class InformationSeekingEnv(TextEnv):
         ),
     }
     default_difficulty = "easy"
-    default_max_turns = 4
+    default_max_turns = 5
     problem_fields = {"theme": str, "facts": dict, "tariff": list}
     has_natural_form = False
     instructions = (
@@ -89,7 +90,7 @@ class InformationSeekingEnv(TextEnv):
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
         if max_turns is None:
-            self.max_turns = self.settings["turns"]
+            self.max_turns = self.settings["turns"] + 1
 
     def generate(self) -> dict[str, Any]:
         """Draw a tariff and a customer."""
@@ -113,6 +114,7 @@ class InformationSeekingEnv(TextEnv):
 
     def begin(self) -> None:
         """Let the customer in."""
+        super().begin()
         self._theme = self.problem["theme"]
         self._price = price_of(self.problem["tariff"], self.problem["facts"])
         self._known = sorted(set(_topics_of(self.problem["tariff"])))
@@ -125,7 +127,8 @@ class InformationSeekingEnv(TextEnv):
         return "\n".join(
             [
                 *lines,
-                f"You have {in_words(self.max_turns, 'message')}, the price included.",
+                f"You have {in_words(self.turns_allowed(), 'message')}, the price included. The first one that does not "
+                "ask about one thing does not count.",
                 "",
                 f"Customer: {theme.opening}",
             ]
@@ -150,14 +153,11 @@ class InformationSeekingEnv(TextEnv):
     def _customer(self, text: str) -> str:
         """Return the customer's answer to a message."""
         theme = THEMES[self._theme]
-        untold = [topic for topic in self._known if topic not in self._told]
-        topics = topics_in(text, theme, untold) or topics_in(text, theme, self._known)
-        if len(topics) > 1:
-            topics = topics_in(last_question(text), theme, topics) or topics
+        topics = topics_in(text, theme, self._known, self._told)
         if not topics:
-            return "Customer: I do not know what you mean."
+            return f"Customer: I do not know what you mean.{self.not_understood()}"
         if len(topics) > 1:
-            return "Customer: One thing at a time, please."
+            return f"Customer: One thing at a time, please.{self.not_understood()}"
         self._told.add(topics[0])
         return f"Customer: {theme.topics[topics[0]].said(self.problem['facts'][topics[0]])}"
 
@@ -220,20 +220,20 @@ THEMES: dict[str, Theme] = {
     "parcel": Theme(
         "Hello, I want to send something. What do I have to pay?",
         {
-            "destination": Topic(("country", "where"), ("domestic", "Europe", "overseas")),
+            "destination": Topic(("country", "where", "abroad"), ("domestic", "Europe", "overseas")),
             "speed": Topic(("fast", "quickly"), ("standard", "express", "overnight")),
             "shape": Topic(("form",), ("flat", "tube", "crate")),
             "handover": Topic(("drop-off",), ("counter", "courier", "locker")),
-            "weight": Topic(("heavy", "weigh"), (), "kilograms", (3, 40)),
+            "weight": Topic(("heavy", "weigh", "kg"), (), "kilograms", (3, 40)),
             "length": Topic(("long",), (), "decimetres", (3, 30)),
             "pieces": Topic(("items",), (), "pieces", (2, 25)),
-            "storage": Topic(("store",), (), "days", (2, 30)),
+            "storage": Topic(("store", "stored"), (), "days", (2, 30)),
             "stairs": Topic(("floors",), (), "floors", (2, 12)),
-            "insurance": Topic(("insured",)),
-            "signature": Topic(("signed",)),
+            "insurance": Topic(("insured", "insure")),
+            "signature": Topic(("signed", "sign")),
             "padding": Topic(("padded",)),
-            "tracking": Topic(("tracked",)),
-            "cooling": Topic(("cooled",)),
+            "tracking": Topic(("tracked", "track")),
+            "cooling": Topic(("cooled", "cool", "cold")),
         },
     ),
     "moving": Theme(
@@ -244,15 +244,15 @@ THEMES: dict[str, Theme] = {
             "vehicle": Topic(("car",), ("van", "truck", "trailer")),
             "contract": Topic(("payment",), ("hourly", "fixed", "shared")),
             "boxes": Topic(("cartons",), (), "boxes", (5, 60)),
-            "distance": Topic(("far", "kilometres"), (), "kilometres", (4, 90)),
+            "distance": Topic(("far", "km"), (), "kilometres", (4, 90)),
             "rooms": Topic(("room",), (), "rooms", (2, 12)),
             "helpers": Topic(("people",), (), "helpers", (2, 9)),
             "shelves": Topic(("shelf",), (), "shelves", (2, 25)),
             "piano": Topic(()),
             "lift": Topic(("elevator",)),
-            "parking": Topic(("permit",)),
-            "cleaning": Topic(("cleaned",)),
-            "packing": Topic(("packed",)),
+            "parking": Topic(("permit", "park")),
+            "cleaning": Topic(("cleaned", "clean")),
+            "packing": Topic(("packed", "pack")),
         },
     ),
     "party": Theme(
@@ -275,19 +275,19 @@ THEMES: dict[str, Theme] = {
         },
     ),
 }
-_WORD = re.compile(r"[a-z]+(?:-[a-z]+)?")
 
 
-def topics_in(text: str, theme: Theme, known: list[str]) -> list[str]:
-    """Return which of the topics a message names, by a word of theirs.
-
-    The topics' own names count first. Only if there are none, other words for them count. Singular and plural are
-    alike.
-    """
-    words = set(_WORD.findall(text.casefold()))
-    words |= {f"{word}s" for word in words} | {word.removesuffix("s") for word in words}
-    own = [topic for topic in known if topic in words]
-    return own or [topic for topic in known if words & {*theme.topics[topic].words, theme.topics[topic].unit}]
+def topics_in(text: str, theme: Theme, known: list[str], told: Collection[str] = ()) -> list[str]:
+    """Return which of the topics a message asks about."""
+    topics = {name: theme.topics[name] for name in known}
+    return asked_about(
+        text,
+        {
+            name: Subject((name, *filter(None, [topic.unit])), topic.options, topic.words)
+            for name, topic in topics.items()
+        },
+        told,
+    )
 
 
 # Tariffs.
