@@ -278,16 +278,13 @@ THEMES: dict[str, Theme] = {
 
 
 def topics_in(text: str, theme: Theme, known: list[str], told: Collection[str] = ()) -> list[str]:
-    """Return which of the topics a message asks about."""
-    topics = {name: theme.topics[name] for name in known}
-    return asked_about(
-        text,
-        {
-            name: Subject((name, *filter(None, [topic.unit])), topic.options, topic.words)
-            for name, topic in topics.items()
-        },
-        told,
-    )
+    """Return which of the topics a message asks about; words that begin like a topic's name count as its name."""
+    subjects = {}
+    for name in known:
+        topic = theme.topics[name]
+        forms = [word for word in topic.words if word[:4] == name[:4]]
+        subjects[name] = Subject((name, *filter(None, [topic.unit]), *forms), topic.options, topic.words)
+    return asked_about(text, subjects, told)
 
 
 # Tariffs.

@@ -163,7 +163,8 @@ def _choice(theme: Theme, names: Sequence[str], words: list[str]) -> tuple[str, 
     """Return the thing and the option's place that a part of an offer names; the option may do without the thing."""
     while words[0] in _BEFORE_OFFERS and len(words) > 1:
         words = words[1:]
-    name, option = (words[0], words[1:]) if words[0] in names else ("", words)
+    named = {next(words_of(name)): name for name in names}
+    name, option = (named[words[0]], words[1:]) if words[0] in named else ("", words)
     wordings = [option, option[1:] if option and option[0] in ("is", "on", "with") else option]
     found = [
         (thing, place)

@@ -14,7 +14,11 @@ from llm_envs.spaces import MAX_TEXT_LENGTH
 __all__ = ["ConversationEnv", "Said", "Subject", "asked_about", "read_answer", "said_by", "words_of"]
 
 T = TypeVar("T")
-_SPELLINGS = {"center": "centre", "harbor": "harbour", "color": "colour", "aluminum": "aluminium", "tire": "tyre"}
+_SPELLINGS = dict(
+    pair.split(":")
+    for pair in "center:centre harbor:harbour color:colour aluminum:aluminium tire:tyre decimeter:decimetre "
+    "kilometer:kilometre".split()
+)
 _NUMBERS = dict(enumerate("zero one two three four five six seven eight nine ten".split())) | {
     20: "twenty",
     40: "forty",
@@ -24,8 +28,13 @@ _NUMBERS = dict(enumerate("zero one two three four five six seven eight nine ten
     200: "two hundred",
 }
 _ARTICLES = {"a", "an", "the"}
-_COMMON_WORDS = {*_NUMBERS.values(), "all", "full", "none", "everything", "once", "may", "by", "you", "local", "wide"}
-"""Words that messages also use for something else: an option of them alone counts only together with another one."""
+_COMMON_OPTIONS = {
+    *((word,) for word in _NUMBERS.values()),
+    *((word,) for word in "all full none everything once may local wide".split()),
+    ("by", "you"),
+    ("at", "once"),
+}
+"""Words that messages also use for something else: as an option they count only together with another one."""
 _ASKS = re.compile(r"\?|\b(?:what|which|how|who|where|when|whether|tell me|let me know)\b", re.IGNORECASE)
 
 
@@ -134,7 +143,7 @@ def _named(text: str, subjects: Mapping[str, Subject]) -> list[str]:
     by_option = {
         name
         for name, options in found["options"].items()
-        if _ASKS.search(text) and (len(options) > 1 or not all(_COMMON_WORDS.issuperset(words) for words in options))
+        if _ASKS.search(text) and (len(options) > 1 or not options <= _COMMON_OPTIONS)
     }
     named = found["names"].keys() | by_option or found["other_words"].keys()
     return [name for name in subjects if name in named]

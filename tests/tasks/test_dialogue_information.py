@@ -46,7 +46,7 @@ def test_the_first_message():
         "    - 90, plus 10 times the number of pieces\n"
         "  - If the speed is standard:\n"
         "    - 40, plus 2 times the number of decimetres (length)\n"
-        "You have 7 messages, the price included.\n\n"
+        "You have 7 messages, the price included. The first one that does not ask about one thing does not count.\n\n"
         "Customer: Hello, I want to send something. What do I have to pay?"
     )
 
@@ -68,7 +68,7 @@ def test_the_first_message():
 )
 def test_the_customer_answers_one_question(text, answer):
     observation, reward, terminated, truncated, _ = make()[0].step(text)
-    assert observation == f"Customer: {answer}"
+    assert observation.removesuffix("\n(This message does not count.)") == f"Customer: {answer}"
     assert (reward, terminated, truncated) == (0.0, False, False)
 
 
@@ -119,7 +119,7 @@ def test_a_question_may_name_what_was_told_before():
         ("The speed may matter. How many pieces?", "5 pieces."),
         ("The weight again?", "I counted 4 kilograms, and then 3 more."),
     ):
-        assert env.step(words)[0] == f"Customer: {answer}"
+        assert env.step(words)[0].removesuffix("\n(This message does not count.)") == f"Customer: {answer}"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_asking_for_everything_takes_too_many_messages(level, n_topics, n_needed
         env.reset(seed=seed)
         topics = env._known
         assert n_topics - 2 * (level == "expert") <= len(topics) <= n_topics
-        assert len(topics) > env.max_turns - 1 >= n_needed
+        assert len(topics) > env.turns_allowed() - 1 >= n_needed
         answers = set()
         for topic in topics:
             observation, _, terminated, truncated, info = env.step(f"And the {topic}?")
