@@ -127,8 +127,8 @@ class InformationSeekingEnv(ConversationEnv):
         return "\n".join(
             [
                 *lines,
-                f"You have {in_words(self.turns_allowed(), 'message')}, the price included. The first one that does not "
-                "ask about one thing does not count.",
+                f"You have {in_words(self.turns_allowed(), 'message')}, the price included. The first one that does "
+                "not ask about one thing does not count.",
                 "",
                 f"Customer: {theme.opening}",
             ]

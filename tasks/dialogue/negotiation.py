@@ -169,9 +169,9 @@ class NegotiationEnv(ConversationEnv):
                 f"{other} tells you the cost of each of its options. The {other} accepts any offer within the limit. "
                 f"If an offer is above the limit, the {other} refuses it and tells you by how much it is too "
                 f"expensive. The {other} refuses {refusals} in this way. If another offer is above the limit, "
-                f"the {other} ends the talks and you get no points. You have {in_words(self.turns_allowed(), 'message')}. "
-                "The first question that is not about one thing does not count. "
-                "Try to get as many points as possible.",
+                f"the {other} ends the talks and you get no points. You have "
+                f"{in_words(self.turns_allowed(), 'message')}. The first question that is not about one thing does not "
+                "count. Try to get as many points as possible.",
             ]
         )
 

@@ -202,8 +202,8 @@ class PlayedUserEnv(ConversationEnv):
             [
                 "Catalogue:",
                 *lines,
-                f"You have {in_words(self.turns_allowed(), 'message')}, the recommendation included. The first one that does "
-                "not ask about one property does not count.",
+                f"You have {in_words(self.turns_allowed(), 'message')}, the recommendation included. The first one "
+                "that does not ask about one property does not count.",
                 "",
                 opening,
             ]

@@ -14,12 +14,16 @@ from llm_envs.spaces import MAX_TEXT_LENGTH
 __all__ = ["ConversationEnv", "Said", "Subject", "asked_about", "read_answer", "said_by", "words_of"]
 
 T = TypeVar("T")
-_SPELLINGS = dict(
-    pair.split(":")
-    for pair in "center:centre harbor:harbour color:colour aluminum:aluminium tire:tyre decimeter:decimetre "
-    "kilometer:kilometre".split()
-)
-_NUMBERS = dict(enumerate("zero one two three four five six seven eight nine ten".split())) | {
+_SPELLINGS = {
+    "center": "centre",
+    "harbor": "harbour",
+    "color": "colour",
+    "aluminum": "aluminium",
+    "tire": "tyre",
+    "decimeter": "decimetre",
+    "kilometer": "kilometre",
+}
+_NUMBERS = dict(enumerate(("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"))) | {
     20: "twenty",
     40: "forty",
     50: "fifty",
@@ -30,7 +34,7 @@ _NUMBERS = dict(enumerate("zero one two three four five six seven eight nine ten
 _ARTICLES = {"a", "an", "the"}
 _COMMON_OPTIONS = {
     *((word,) for word in _NUMBERS.values()),
-    *((word,) for word in "all full none everything once may local wide".split()),
+    *((word,) for word in ("all", "full", "none", "everything", "once", "may", "local", "wide")),
     ("by", "you"),
     ("at", "once"),
 }

@@ -40,7 +40,8 @@ _HOURS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine"
 _HOUR = rf"(?:2[0-3]|[01]?[0-9]|{'|'.join(_HOURS)})"
 _TIME = re.compile(
     rf"(?<![\w:.])(?P<half>half past )?(?P<hour>{_HOUR})(?:(?P<minute>[:.h][0-5][0-9])(?::00)?(?![\d:]))?"
-    rf"(?: ?(?P<unit>h|hrs|hours|o['\u2019]clock))?(?P<part> ?[ap]\.?m\b| ?noon\b| ?in the (?:morning|afternoon))?(?![\w:])"
+    rf"(?: ?(?P<unit>h|hrs|hours|o['\u2019]clock))?"
+    r"(?P<part> ?[ap]\.?m\b| ?noon\b| ?in the (?:morning|afternoon))?(?![\w:])"
     r"|\b(?P<noon>noon|midday)\b|(?<=\bat )(?P<compact>[01][0-9][03]0)(?![\w:])"
 )
 _DAY = re.compile(r"\b(?:(mon)|(tue)s?|(wed)(?:nes)?|(thu)(?:rs?)?|(fri))(?:day)?s?\b")
