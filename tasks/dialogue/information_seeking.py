@@ -49,12 +49,14 @@ class InformationSeekingEnv(ConversationEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two questions of four are needed; "medium": three of seven; "hard": four of
-      eleven, and some numbers are told as sums; "expert": seven of up to fourteen, with eight prices to choose from.
-    - `max_turns`: messages of the agent, the price and one that does not count included: 5, 7, 8 and 10 by
+      eleven, and some numbers are told as sums; "expert": eight of up to fourteen, with eight prices to choose from;
+      a number is told by another one, which the customer corrects later.
+    - `max_turns`: messages of the agent, the price and one that does not count included: 5, 7, 8 and 11 by
       default.
     - `reset(options={"problem": {"theme": "parcel", "facts": {...}, "tariff": [...]}})`: a tariff is `[topic, {option:
       tariff, ...}]` or `["price", base, [[topic, amount], ...]]`; facts are options, whole numbers, sums as `[3, 4]`,
-      and true or false, by topic.
+      and true or false, by topic; `{"as": "pieces", "more": 2}` is 2 more than the pieces; `{"count": 7, "more": 3,
+      "after": "weight"}` is told as 7, and when the weight is told later, corrected to 10.
 
     ## Version History
     - v0: first version.
@@ -67,7 +69,9 @@ class InformationSeekingEnv(ConversationEnv):
         "medium": Difficulty("three questions of seven", chance_rate=0.02, settings={"shape": "medium", "turns": 6}),
         "hard": Difficulty("four questions of eleven; sums", chance_rate=0.02, settings={"shape": "hard", "turns": 7}),
         "expert": Difficulty(
-            "seven questions of fourteen; sums", chance_rate=0.02, settings={"shape": "expert", "turns": 9}
+            "eight questions of fourteen; one number follows from another, which is corrected later",
+            chance_rate=0.02,
+            settings={"shape": "expert", "turns": 10},
         ),
     }
     default_difficulty = "easy"
@@ -104,7 +108,7 @@ class InformationSeekingEnv(ConversationEnv):
         try:
             named = list(_topics_of(problem["tariff"]))
             for topic in named:
-                theme.topics[topic].said(problem["facts"][topic])
+                _check_fact(problem["facts"], topic, theme)
             price_of(problem["tariff"], problem["facts"])
             "\n".join(_lines(theme, problem["tariff"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -158,8 +162,42 @@ class InformationSeekingEnv(ConversationEnv):
             return f"Customer: I do not know what you mean.{self.not_understood()}"
         if len(topics) > 1:
             return f"Customer: One thing at a time, please.{self.not_understood()}"
+        said = self._said(topics[0])
         self._told.add(topics[0])
-        return f"Customer: {theme.topics[topics[0]].said(self.problem['facts'][topics[0]])}"
+        return f"Customer: {said}"
+
+    def _said(self, topic: str) -> str:
+        """Return the customer's words about a topic, with the correction of a number that they told before."""
+        theme, facts = THEMES[self._theme].topics, self.problem["facts"]
+        fact = facts[topic]
+        if isinstance(fact, dict) and "as" in fact:
+            said = f"As many {theme[topic].unit} as {theme[fact['as']].unit}, and {fact['more']} more."
+        elif isinstance(fact, dict):
+            said = theme[topic].said(fact["count"] + (fact["more"] if fact["after"] in self._told else 0))
+        else:
+            said = theme[topic].said(fact)
+        for other in self._told if topic not in self._told else ():
+            if isinstance(facts[other], dict) and facts[other].get("after") == topic:
+                said += f" And I told you a wrong number of {theme[other].unit}: it is {facts[other]['more']} more."
+        return said
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the answer of a reader who keeps every number as it was where it was read.
+
+        The reader takes a correction into account, but not that another number followed from the one that is wrong.
+        """
+        facts = self.problem["facts"]
+        needed = list(_needed(self.problem["tariff"], facts))
+        special = [topic for topic in needed if isinstance(facts[topic], dict)]
+        if not special:
+            return {}
+        kept: dict[str, Any] = {topic: facts[topic] for topic in needed}
+        for topic in special:
+            fact = facts[topic]
+            kept[topic] = fact["count"] if "count" in fact else _number({**facts, **kept}, fact["as"]) + fact["more"]
+        for topic in special:
+            kept[topic] += facts[topic]["more"] if "count" in facts[topic] else 0
+        return {f"reader({len(needed)})": self.write_answer(price_of(self.problem["tariff"], kept))}
 
     def next_action(self) -> str:
         """Ask for the next thing that the price depends on, given the facts so far; answer once all are known."""
@@ -295,14 +333,34 @@ def price_of(tariff: list[Any], facts: Mapping[str, Any]) -> int:
     for _ in range(_MAX_DEPTH):
         if tariff[0] == "price":
             _, base, parts = tariff
-            return int(base + sum(amount * _number(facts[topic]) for topic, amount in parts))
+            return int(base + sum(amount * _number(facts, topic) for topic, amount in parts))
         topic, branches = tariff
         tariff = branches[facts[topic]]
     raise InvalidActionError(f"a tariff may have {_MAX_DEPTH} levels")
 
 
-def _number(value: Any) -> int:
+def _number(facts: Mapping[str, Any], topic: str) -> int:
+    value = facts[topic]
+    if isinstance(value, dict):
+        return (_number(facts, value["as"]) if "as" in value else value["count"]) + int(value["more"])
     return sum(value) if isinstance(value, list) else int(value)
+
+
+def _check_fact(facts: Mapping[str, Any], topic: str, theme: Theme) -> None:
+    """Raise an error if a fact cannot be told."""
+    fact = facts[topic]
+    if not isinstance(fact, dict):
+        theme.topics[topic].said(fact)
+        return
+    other = fact["as"] if "as" in fact else fact["after"]
+    numbers = theme.of_kind("number")
+    is_number = topic in numbers and other in facts and other != topic
+    if fact.keys() not in ({"as", "more"}, {"count", "more", "after"}) or not is_number:
+        raise InvalidActionError(f"{fact!r} is not the number of another topic, or a number that is corrected")
+    if "as" in fact and (other not in numbers or "as" in (facts[other] if isinstance(facts[other], dict) else ())):
+        raise InvalidActionError(f"{topic} follows from {other}, which must be a number of its own")
+    for number in (fact["more"], fact.get("count", 1)):
+        theme.topics[topic].said(number)
 
 
 def _needed(tariff: list[Any], facts: Mapping[str, Any]) -> Iterator[str]:
@@ -369,7 +427,7 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
     def price_of_any() -> list[Any]:
         """Draw a price that may depend on the same things as another one."""
         left.update({kind: theme.of_kind(kind) for kind in ("number", "wish")})
-        return price(2, 2)
+        return price(2, 3)
 
     def choice(branch: Callable[[], list[Any]], n_options: int) -> list[Any]:
         topic = take("choice")
@@ -400,6 +458,11 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
             facts[topic] = [low + below(high - low + 1), 1 + below(9)]
         else:
             facts[topic] = low + below(high - low + 1)
+    if shape == "expert":  # the first number is corrected with the third, and the second follows from the first
+        first, second, third = [topic for topic in _needed(tariff, facts) if theme.topics[topic].unit]
+        facts[first] = {"count": sum(facts[first]) if isinstance(facts[first], list) else facts[first],
+                        "more": 1 + below(9), "after": third}  # fmt: skip
+        facts[second] = {"as": first, "more": 1 + below(9)}
     return {"theme": name, "facts": facts, "tariff": tariff}
 
 
