@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +46,8 @@ class JsonRecordEnv(SingleTurnEnv):
     - `split`: "train" or "test".
     - `difficulty`: "starter": one property; "easy" (default): three; "medium": five, some of them not mentioned,
       and sentences that belong to none; "hard": six and a list of two to four objects; "expert": a list of 24 people
-      with up to seven properties each, told in any order, some of them corrected later.
+      with up to seven properties each, told in any order, some of them corrected later, and some told by those of
+      another person, with whom they change.
     - `reset(options={"problem": {"schema": {...}, "text": "...", "expected": {...}}})` gives all three.
 
     ## Version History
@@ -59,11 +62,12 @@ class JsonRecordEnv(SingleTurnEnv):
         "medium": Difficulty("five, asides and gaps", chance_rate=1e-4, settings={"n": 5, "asides": 2}),
         "hard": Difficulty("six and a list of objects", chance_rate=1e-5, settings={"n": 6, "asides": 2}),
         "expert": Difficulty(
-            "24 people, in any order, with corrections",
+            "24 people, in any order, with corrections that also change what is told of others",
             chance_rate=1e-6,
-            settings={"people": 24, "n": 7, "corrections": 16},
+            settings={"people": 24, "n": 7, "corrections": 16, "links": 12},
             expected_hard="Some 135 values are collected from as many sentences in any order, 16 of them replaced "
-            "later, and written as 24 objects; at one slip in 190 values, 49% of the records are right.",
+            "later, 12 told by another one that may be replaced, and written as 24 objects; at one slip in 190 "
+            "values, 49% of the records are right.",
         ),
     }
     default_difficulty = "easy"
@@ -78,7 +82,10 @@ class JsonRecordEnv(SingleTurnEnv):
         """Draw properties with their values, and say them."""
         random = self.np_random.random
         if self.difficulty == "expert":
-            return _draw_people(random, self.settings["people"], self.settings["n"], self.settings["corrections"])
+            while True:
+                problem = _draw_people(random, self.settings)
+                if _as_read(problem) != problem["expected"]:
+                    return problem
         fields = sample(random, _FIELDS, self.settings["n"] + self.settings.get("asides", 0))
         wanted, asides = fields[: self.settings["n"]], fields[self.settings["n"] :]
         person = pick(random, PEOPLE)
@@ -121,6 +128,21 @@ class JsonRecordEnv(SingleTurnEnv):
     def solution(self) -> str:
         """Return the expected object."""
         return json.dumps(self.problem["expected"], ensure_ascii=False)
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the answer of a reader that keeps every value as it was where it was read.
+
+        It corrects a person's city, but not those of people who were said to live in the same one.
+        """
+        read = (
+            _as_read(self.problem)
+            if isinstance(self.problem["expected"].get("people"), list)
+            else self.problem["expected"]
+        )
+        if read == self.problem["expected"]:
+            return {}
+        n_kept = sum(len(person) - 1 for person in read["people"])
+        return {f"reader({n_kept})": self.write_answer(json.dumps(read, ensure_ascii=False))}
 
     def is_correct(self, answer: str) -> bool:
         """Compare as JSON."""
@@ -266,22 +288,71 @@ _MENTIONED = 0.8
 """Share of the properties of people that the text mentions."""
 
 
-def _draw_people(random: Random, n_people: int, n_fields: int, n_corrections: int) -> dict[str, Any]:
+_LIKE_ANOTHER = {_city: "{} lives in the same city as {}.", _trade: "{} has the same trade as {}."}
+_TOLD = re.compile(
+    r"(?P<link>(?P<who>\w+) (?P<kind>lives|has) [a-z ]+ as (?P<other>\w+)\.)"
+    r"|(?P<lives>\w+)(?: left \w+ and now lives|'s home is) in (?P<city>\w+)\."
+    r"|(?P<works>\w+) (?:works as|was a \w+ once and is) a (?P<trade>\w+)"
+)
+
+
+def _as_read(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record in which nobody's city and trade change with those of another person that are corrected."""
+    kept: dict[tuple[str, str], str] = {}
+    waiting: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for told in _TOLD.finditer(problem["text"]):
+        if told["link"]:
+            field = "city" if told["kind"] == "lives" else "trade"
+            source, key = (field, told["other"]), (field, told["who"])
+            if source in kept:
+                kept[key] = kept[source]
+            else:
+                waiting[source].append(key)
+        else:
+            key, value = (
+                (("city", told["lives"]), told["city"]) if told["lives"] else (("trade", told["works"]), told["trade"])
+            )
+            kept.update(dict.fromkeys([key, *waiting.pop(key, ())], value))
+    names = {
+        key: "city" if draw is _city else "trade" for keys, _, draw in _FIELDS if draw in _LIKE_ANOTHER for key in keys
+    }
+    return {
+        "people": [
+            {key: kept.get((names.get(key, ""), person["name"]), value) for key, value in person.items()}
+            for person in problem["expected"]["people"]
+        ]
+    }
+
+
+def _draw_people(random: Random, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a problem about several people: sentences about them stand in any order, and corrections replace some."""
-    people, fields = sample(random, PEOPLE, n_people), sample(random, _FIELDS, n_fields)
+    n_fields, n_corrections, n_links = settings["n"], settings["corrections"], settings["links"]
+    people, others = sample(random, PEOPLE, settings["people"]), [f for f in _FIELDS if f.draw not in _LIKE_ANOTHER]
+    fields = [field for field in _FIELDS if field.draw in _LIKE_ANOTHER]
+    fields = shuffled(random, [*fields, *sample(random, others, n_fields - len(fields))])
     keys = [pick(random, field.keys) for field in fields]
     told = [(who, i) for who in people for i in range(n_fields) if random() < _MENTIONED]
     told = shuffled(random, told)
+    alike = [(who, i) for who, i in told if fields[i].draw in _LIKE_ANOTHER]
+    linked, sources = alike[:n_links], alike[n_links:]
+    told = [entry for entry in told if entry not in linked]
     records: dict[str, dict[str, Any]] = {who: {"name": who} for who in people}
     sentences = []
     for who, i in told:
         records[who][keys[i]], said = fields[i].draw(random, who)
         sentences.append(said)
-    changed = sorted(sample(random, range(len(told)), n_corrections), reverse=True)
+    by_field = {i: [entry for entry in sources if entry[1] == i] for _, i in linked}
+    links = [(who, i, pick(random, by_field[i])[0]) for who, i in linked]
+    first = [told.index((source, i)) for _, i, source in links][: n_corrections // 2]
+    rest = [place for place in range(len(told)) if place not in first]
+    changed = sorted([*set(first), *sample(random, rest, n_corrections - len(set(first)))], reverse=True)
     for place in changed:  # from the end, so that the places of those before stay what they are
         who, i = told[place]
         records[who][keys[i]], said = fields[i].draw(random, who)
         sentences.insert(between(random, place + 1, len(sentences)), f"Correction: {said}")
+    for who, i, source in links:
+        records[who][keys[i]] = records[source][keys[i]]
+        sentences.insert(between(random, 0, len(sentences)), _LIKE_ANOTHER[fields[i].draw].format(who, source))
     properties = {"name": _STRING} | {key: field.schema for key, field in zip(keys, fields, strict=True)}
     person = {"type": "object", "properties": properties, "additionalProperties": False}
     schema = {
@@ -290,7 +361,10 @@ def _draw_people(random: Random, n_people: int, n_fields: int, n_corrections: in
             "people": {"type": "array", "items": person, "description": "everybody, in the order of the first sentence"}
         },
     }
-    text = f"This is about {', '.join(people[:-1])} and {people[-1]}. Corrections replace what was said before."
+    text = (
+        f"This is about {', '.join(people[:-1])} and {people[-1]}. Corrections replace what was said before, also for "
+        "those who live in the same city or have the same trade."
+    )
     return {
         "schema": schema,
         "text": " ".join([text, *sentences]),

@@ -1,5 +1,6 @@
 """Language and format: hand-worked texts, what a hurried player tries, and the regular expressions against Python's."""
 
+import json
 import random
 import re
 
@@ -184,6 +185,26 @@ RECORD = {
 )
 def test_json_record(answer, paid):
     assert reward("llm/JsonRecord-v0", RECORD, answer) == pytest.approx(paid)
+
+
+def test_a_reader_that_keeps_every_value_as_it_was_read_loses_at_expert():
+    env = gym.make("llm/JsonRecord-v0", difficulty="expert").unwrapped
+    wins = 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        ((name, answer),) = env.shortcuts().items()
+        assert name.startswith("reader(")
+        wins += env.step(answer)[1] == 1.0
+    assert wins == 0
+
+
+def test_what_is_told_by_another_person_changes_with_theirs():
+    text = "Ada lives in the same city as Ben. Ben's home is in Oslo. Correction: Ben left Riga and now lives in Lima."
+    expected = {"people": [{"name": "Ada", "city": "Lima"}, {"name": "Ben", "city": "Lima"}]}
+    env = gym.make("llm/JsonRecord-v0", difficulty="expert").unwrapped
+    env.reset(options={"problem": {"schema": {"properties": {"people": {}}}, "text": text, "expected": expected}})
+    read = {"people": [{"name": "Ada", "city": "Oslo"}, {"name": "Ben", "city": "Lima"}]}
+    assert env.shortcuts() == {"reader(2)": f"<answer>{json.dumps(read)}</answer>"}
 
 
 def test_lists_of_json_have_an_order_and_objects_none():
