@@ -288,7 +288,10 @@ _MENTIONED = 0.8
 """Share of the properties of people that the text mentions."""
 
 
-_LIKE_ANOTHER = {_city: "{} lives in the same city as {}.", _trade: "{} has the same trade as {}."}
+_LIKE_ANOTHER: dict[Callable[[Random, str], tuple[Any, str]], str] = {
+    _city: "{} lives in the same city as {}.",
+    _trade: "{} has the same trade as {}.",
+}
 _TOLD = re.compile(
     r"(?P<link>(?P<who>\w+) (?P<kind>lives|has) [a-z ]+ as (?P<other>\w+)\.)"
     r"|(?P<lives>\w+)(?: left \w+ and now lives|'s home is) in (?P<city>\w+)\."

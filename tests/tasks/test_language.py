@@ -204,7 +204,8 @@ def test_what_is_told_by_another_person_changes_with_theirs():
     env = gym.make("llm/JsonRecord-v0", difficulty="expert").unwrapped
     env.reset(options={"problem": {"schema": {"properties": {"people": {}}}, "text": text, "expected": expected}})
     read = {"people": [{"name": "Ada", "city": "Oslo"}, {"name": "Ben", "city": "Lima"}]}
-    assert env.shortcuts() == {"reader(2)": f"<answer>{json.dumps(read)}</answer>"}
+    ((name, answer),) = env.shortcuts().items()
+    assert (name, json.loads(answer.removeprefix("<answer>").removesuffix("</answer>"))) == ("reader(2)", read)
 
 
 def test_lists_of_json_have_an_order_and_objects_none():
