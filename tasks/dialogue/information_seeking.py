@@ -358,7 +358,7 @@ def _check_fact(facts: Mapping[str, Any], topic: str, theme: Theme) -> None:
     if fact.keys() not in ({"as", "more"}, {"count", "more", "after"}) or not is_number:
         raise InvalidActionError(f"{fact!r} is not the number of another topic, or a number that is corrected")
     if "as" in fact and (other not in numbers or "as" in (facts[other] if isinstance(facts[other], dict) else ())):
-        raise InvalidActionError(f"{topic} follows from {other}, which must be a number of its own")
+        raise InvalidActionError(f"{topic} follows from {other}, which must not follow from another")
     for number in (fact["more"], fact.get("count", 1)):
         theme.topics[topic].said(number)
 

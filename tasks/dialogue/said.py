@@ -120,7 +120,7 @@ def asked_about(text: str, subjects: Mapping[str, Subject], told: Collection[str
     """Return which subjects a message asks about: one if it is understood.
 
     The last question counts, or all of the message if that names nothing. A topic is asked about by one of its names,
-    or in a question by its options. What was told before counts only if the message names nothing new.
+    or in a question by its options. A topic that was told before counts only if the message names nothing new.
     """
     new = {name: subject for name, subject in subjects.items() if name not in told}
     for left in (new, subjects):

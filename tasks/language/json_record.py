@@ -132,7 +132,7 @@ class JsonRecordEnv(SingleTurnEnv):
     def shortcuts(self) -> Mapping[str, str]:
         """Return the answer of a reader that keeps every value as it was where it was read.
 
-        It corrects a person's city, but not those of people who were said to live in the same one.
+        It corrects a person's city, but not the city of others who live in the same one.
         """
         read = (
             _as_read(self.problem)

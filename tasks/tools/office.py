@@ -88,7 +88,7 @@ def times_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _clock_of(match: re.Match[str]) -> str:
-    """Return the time that a match stands for, as 09:30; empty for a number that is no time."""
+    """Return the time that a match stands for, as 09:30; empty for another number, such as "1h", a duration."""
     if match["noon"]:
         return "12:00"
     if match["compact"]:
@@ -96,6 +96,8 @@ def _clock_of(match: re.Match[str]) -> str:
     if not (match["half"] or match["minute"] or match["unit"] in ("h", "o'clock", "o\u2019clock") or match["part"]):
         return ""
     hour = _HOURS.index(match["hour"]) + 1 if match["hour"] in _HOURS else int(match["hour"])
+    if hour < 9 and (match["unit"] in ("h", "hrs", "hours") or (match["minute"] or "").startswith("h")):
+        return ""
     part = (match["part"] or "").strip()
     if part and hour <= 12:
         hour = hour % 12 + (0 if part.startswith("a") or "morning" in part else 12)
