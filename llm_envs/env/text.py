@@ -257,6 +257,10 @@ class TextEnv(gym.Env[str, str], ABC):
     def begin(self) -> None:
         """Set up an episode of `self.problem`. `reset` calls this before `prompt`."""
 
+    def turns_allowed(self) -> int:
+        """Return how many turns this episode may take, at most `max_turns`. `step` asks after each turn."""
+        return self.max_turns
+
     # Methods that Gymnasium calls.
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -310,7 +314,7 @@ class TextEnv(gym.Env[str, str], ABC):
         info: dict[str, Any] = {"reward_components": components}
         if messages is not None:
             info["messages"] = messages
-        truncated = not terminated and self.n_turns >= self.max_turns
+        truncated = not terminated and self.n_turns >= self.turns_allowed()
         if terminated or truncated:
             self._is_playing = False
             info["is_success"] = is_success

@@ -27,13 +27,18 @@ POLICY = """\
 _RETURN_DAYS = 30
 _ASKS_FOR_MORE = re.compile(
     r"\belse\b|\b(?:any|some)thing (?:more|further|other|i can)|\bfurther\b|\bmore (?:i can|can i|to do|to settle|help)"
-    r"|\b(?:other|another|more|additional) (?:request|question|issue|concern|matter|thing)s?\b"
+    r"|\b(?:other|another|more|additional) (?:request|question|issue|concern|matter|thing|item)s?\b"
     r"|\ball for (?:today|now)\b|\bis (?:that|this|it|there) (?:all|everything|more)\b|\bthat be (?:all|everything)\b"
     r"|\bhelp (?:you )?(?:with )?(?:any|some)thing\b|\ball (?:that )?you (?:need|want)"
 )
 _ASKS_WHETHER_ALL = re.compile(
     r"\b(?:is (?:that|this|it)|that be) (?:all|everything)\b|\ball for (?:today|now)\b|\ball (?:that )?you"
 )
+_ASKS_FOR_ORDER = re.compile(
+    r"number| id|#|details|reference|\b(?:which|what) order|\bwhat(?: is|'s|\u2019s) (?:your|the) order"
+)
+_ASKS_FOR_SIZE = re.compile(r"size|\bs, m,? (?:or )?l\b|\b(?:larger|smaller|bigger)\b.*\?")
+_ASKS_FOR_ADDRESS = re.compile(r"(?<!mail )address|\bwhere (?:to|should|shall|would|do|can)\b")
 _KINDS = ("refund", "exchange", "exchange or refund", "cancel", "address")
 _OF_ORDERS = ("cancel", "address")
 """Kinds about all items of an order."""
@@ -251,7 +256,7 @@ class Customer:
     def _facts(self, words: str) -> list[str]:
         """Return the facts that a message asks for."""
         facts = []
-        if "order" in words and any(word in words for word in ("number", " id", "which", "what", "#")):
+        if "order" in words and _ASKS_FOR_ORDER.search(words):
             self.told.add("order")
             numbers = list(dict.fromkeys(request["order"] for request in self.script["requests"][: self.n_told]))
             facts.append(f"My order number{'s are' if numbers[1:] else ' is'} {' and '.join(numbers)}.")
@@ -259,10 +264,10 @@ class Customer:
             self.told.add("mail")
             facts.append(f"My e-mail address is {self.script['email']}.")
         for request in self.script["requests"][: self.n_told]:
-            if "size" in words and request["size"]:
+            if _ASKS_FOR_SIZE.search(words) and request["size"]:
                 self.told.add(f"size {request['item']}")
                 facts.append(f"I need the {request['item']} in size {request['size']}.")
-            if "address" in words.replace("mail address", "") and request["address"]:
+            if _ASKS_FOR_ADDRESS.search(words) and request["address"]:
                 self.told.add(f"address {request['address']}")
                 of = "" if request["order"] == self.script["requests"][0]["order"] else f" of order {request['order']}"
                 facts.append(f"The new address{of} is {request['address']}.")

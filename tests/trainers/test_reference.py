@@ -256,7 +256,9 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     if kind != "grpo":
         return
     without = make(settings | {"output_dir": str(tmp_path / "without")})
-    with pytest.raises(InvalidConfigError, match=r"the checkpoint has a reference with separate weights, the trainer has none"):
+    with pytest.raises(
+        InvalidConfigError, match=r"the checkpoint has a reference with separate weights, the trainer has none"
+    ):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
