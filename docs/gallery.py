@@ -28,6 +28,7 @@ from typing import Any
 import written
 
 from llm_envs.checker.catalogue import TaskCard, describe, example_kwargs
+from llm_envs.checker.honesty_clauses import READER, shortcuts_won
 from llm_envs.checker.subject import QUICK, Step, Subject, play, repeat
 from llm_envs.policies import OraclePolicy
 from llm_envs.registration import task_ids
@@ -62,13 +63,18 @@ check-tasks` fails where it has drifted.
 
 Baselines are success rates over {n} episodes at each level. *Oracle*: the task's own. *Another's answers*: a player
 with the right form and no idea, that says what the oracle said to another problem. *Silence*: an empty reply, again and
-again. *Chance* is the upper bound that the task declares for guessing. *A tiny model* is the one of `make proof`,
-success on the test split before and after training ([learning](results/learning.md)), where there is such a run.
+again. *Chance* is the upper bound that the task declares for guessing. *Reader* reads all once and keeps k facts:
+the `reader(k)` of the task's `shortcuts()`. *A tiny model* is the one of `make proof`, success on the test split before
+and after training ([learning](results/learning.md)), where there is such a run.
 
 ★ marks a level that is *expected to be hard for frontier models*: by the argument given with the task, a model without
 tools beyond the task's own fails about half of its episodes. These are estimates, not measurements; `llm-envs list
 --hard` lists the tasks that have such a level.
 """
+
+
+Rates = tuple[float, float, float, float | None]
+"""Of the oracle, another's answers, silence, and the reader (None if the task has none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,8 @@ class Measured:
 
     card: TaskCard
     docstring: str
-    rates: dict[str, tuple[float, float, float]]
-    """By level: of the oracle, another's answers, silence."""
+    rates: dict[str, Rates]
+    """By level."""
     episode: Trajectory
 
 
@@ -96,15 +102,16 @@ def measure(task_id: str) -> Measured:
     return Measured(card, inspect.getdoc(type(task)) or "", rates, group.trajectories[0])
 
 
-def baselines(task_id: str, level: str) -> tuple[float, float, float]:
+def baselines(task_id: str, level: str) -> Rates:
     """Play the baselines of a task at a level."""
     subject = Subject(
         task_id, example_kwargs(task_id) | {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES)
     )
     silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
     others = list(subject.borrowed_episodes.values())
+    read = [won for seed in range(N_EPISODES) for won in shortcuts_won(subject, seed, READER).values()]
     oracle, borrowed, nothing = map(success, (subject.oracle_episodes, others, silent))
-    return oracle, borrowed, nothing
+    return oracle, borrowed, nothing, fmean(read) if read else None
 
 
 @cache
@@ -186,15 +193,18 @@ def entry(task: Measured) -> str:
     lines = [f"### {card.id}\n", f"{card.summary}\n"]
     if taught := re.search(r"^\s*## Description\n(.*?)\n\s*\n", task.docstring, re.DOTALL | re.MULTILINE):
         lines.append(f"{' '.join(taught[1].split())}\n")
-    lines += ["| level | problems | chance | oracle | another's answers | silence |", "|---|---|---:|---:|---:|---:|"]
+    lines += [
+        "| level | problems | chance | reader | oracle | another's answers | silence |",
+        f"|---|---|{5 * '---:|'}",
+    ]
     for name, level in card.levels.items():
-        oracle, borrowed, silent = task.rates[name]
+        oracle, borrowed, silent, reader = task.rates[name]
         number = "" if level.n_problems is None else f" ({level.n_problems:,})"
         description = level.description.replace("|", "\\|")
         name = f"{name}{HARD}" if level.expected_hard else name
         lines.append(
-            f"| {name} | {description}{number} | {level.chance_rate:.2g} | {oracle:.2f} | {borrowed:.2f} "
-            f"| {silent:.2f} |"
+            f"| {name} | {description}{number} | {level.chance_rate:.2g} | "
+            f"{'' if reader is None else f'{reader:.2f}'} | {oracle:.2f} | {borrowed:.2f} | {silent:.2f} |"
         )
     lines += ["", *expected_hard(card), *tiny_models(card.id)]
     lines += ["```text", *episode_lines(task.episode), "```", ""]

@@ -59,6 +59,8 @@ class Lesson:
     prompt: str
     """The first observation."""
     actions: tuple[str, ...]
+    observations: tuple[str, ...] = ()
+    """The observation before each action, in tasks of several turns."""
 
 
 BlindReply = Callable[[str], str | None]

@@ -25,17 +25,19 @@ from llm_envs.checker.blind import (
     plans,
     questions,
 )
+from llm_envs.checker.glances import glances
 from llm_envs.checker.subject import (
     FALSE_ALARM,
     Inapplicable,
     Subject,
     binomial_tail,
+    excusable,
     remembering,
     require_chance,
     unwrap,
 )
 
-__all__ = ["is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
+__all__ = ["is_not_won_at_a_glance", "is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
 
 _HOPEFUL = 0.1
 """A policy continues while the probability of its number of wins by chance is below this."""
@@ -87,6 +89,15 @@ def is_not_won_by_enumeration(subject: Subject) -> str:
         return Inapplicable("no train split")
     policies = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
     return _race(subject, policies, "policies") if policies else Inapplicable("the prompt lists nothing")
+
+
+@excusable
+def is_not_won_at_a_glance(subject: Subject) -> str:
+    """A rule that looks at one number or word of each observation, and at nothing else, wins no more than chance."""
+    if subject.task.max_turns == 1:
+        return Inapplicable("for tasks of several turns")
+    rules = glances(subject.lessons)
+    return _race(subject, rules, "rules") if rules else Inapplicable("no train split, or too many different actions")
 
 
 def _inquirers(subject: Subject) -> dict[str, BlindPolicy]:

@@ -111,7 +111,8 @@ CHECKS = (
         "A policy finds whatever is paid, and a success rate above chance without skill hides that it learned nothing.",
         "no player without skill wins more than the chance rate, at a false alarm rate of 1e-6 each",
         clauses=(
-            *("is_not_won_by_nonsense", "is_not_won_by_guessing", "is_not_won_by_heart"),
+            *("is_not_won_by_nonsense", "is_not_won_by_meaningless_text", "is_not_won_by_guessing"),
+            *("is_not_won_by_heart", "is_not_won_at_a_glance"),
             *("is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration"),
         ),
         outer=(scores.is_not_won_without_skill,),
@@ -122,7 +123,7 @@ CHECKS = (
         "no reward hack wins more than the chance rate, and no hedged or denied answer wins",
         clauses=(
             *("refuses_hedged_answers", "scores_only_the_agents_words", "is_not_won_by_shortcuts"),
-            "refuses_mutated_references",
+            *("refuses_mutated_references", "refuses_neighbouring_numbers", "needs_every_round"),
         ),
         general=(scores.is_not_won_by_reward_hacks,),
         outer=(scores.is_not_paid_for_hedging,),
@@ -131,7 +132,7 @@ CHECKS = (
         "natural forms",
         "A right answer that is refused for its form punishes the skill and teaches the form.",
         "the oracle's answer wins in bold, with a full stop and in a sentence",
-        clauses=("accepts_natural_forms",),
+        clauses=("accepts_natural_forms", "understands_other_wordings"),
         outer=(scores.accepts_the_answer_in_prose,),
     ),
     Check(

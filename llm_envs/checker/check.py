@@ -1,8 +1,8 @@
 """`check_task`: whether a registered task keeps the environment contract.
 
 Each clause is a small function; `clauses.py` lists them all. They are defined in `static_clauses.py`,
-`play_clauses.py`, `form_clauses.py`, `honesty_clauses.py`, `blind_clauses.py` and `twin_clauses.py`. This module runs
-and reports them.
+`play_clauses.py`, `form_clauses.py`, `honesty_clauses.py`, `blind_clauses.py`, `replay_clauses.py` and
+`twin_clauses.py`. This module runs and reports them.
 """
 
 from __future__ import annotations

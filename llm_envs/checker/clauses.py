@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llm_envs.checker.blind_clauses import is_not_won_by_a_fixed_plan, is_not_won_by_enumeration, is_not_won_by_heart
+from llm_envs.checker.blind_clauses import (
+    is_not_won_at_a_glance,
+    is_not_won_by_a_fixed_plan,
+    is_not_won_by_enumeration,
+    is_not_won_by_heart,
+)
 from llm_envs.checker.form_clauses import accepts_natural_forms, refuses_hedged_answers
 from llm_envs.checker.honesty_clauses import (
     is_not_won_by_shortcuts,
@@ -28,6 +33,12 @@ from llm_envs.checker.play_clauses import (
     rewards_are_weighted_components,
     scores_only_the_agents_words,
     withstands_fuzzing,
+)
+from llm_envs.checker.replay_clauses import (
+    is_not_won_by_meaningless_text,
+    needs_every_round,
+    refuses_neighbouring_numbers,
+    understands_other_wordings,
 )
 from llm_envs.checker.static_clauses import (
     checks_its_arguments,
@@ -66,15 +77,20 @@ CLAUSES: tuple[Callable[[Subject], str], ...] = (
     oracle_knows_what_is_shown,
     accepts_natural_forms,
     refuses_hedged_answers,
+    understands_other_wordings,
     never_raises,
     withstands_fuzzing,
     is_not_won_by_nonsense,
+    is_not_won_by_meaningless_text,
     is_not_won_by_guessing,
     is_not_won_by_heart,
     is_not_won_by_a_fixed_plan,
     is_not_won_by_enumeration,
+    is_not_won_at_a_glance,
     is_not_won_by_shortcuts,
     refuses_mutated_references,
+    refuses_neighbouring_numbers,
+    needs_every_round,
     ends_its_episodes,
     tells_its_turn_limit,
     costs_are_bounded,

@@ -23,7 +23,17 @@ from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
 
-__all__ = ["is_not_won_by_shortcuts", "refuses_mutated_references", "says_when_it_waits", "tells_its_turn_limit"]
+__all__ = [
+    "READER",
+    "is_not_won_by_shortcuts",
+    "refuses_mutated_references",
+    "says_when_it_waits",
+    "shortcuts_won",
+    "tells_its_turn_limit",
+]
+
+READER = "reader("
+"""Begins the name of a shortcut that reads everything once and keeps so many facts: "reader(50)"."""
 
 _MOST_MUTANTS = 60
 """Number of mutants of one kind to try."""
@@ -37,22 +47,43 @@ _ENDLESS = "while True:\n    pass"
 
 
 def is_not_won_by_shortcuts(subject: Subject) -> str:
-    """The task's own `shortcuts` win no more often than the declared chance rate."""
-    task, n_seeds = subject.task, min(60, subject.effort.n_seeds)
+    """The task's `shortcuts` win no more than the chance rate; a "reader(k)" at most half at an expert level."""
+    task = subject.task
+    is_for_experts = task.difficulty == "expert" or task.difficulties[task.difficulty].expected_hard is not None
+    n_seeds = min(60, subject.effort.n_seeds)
     won: dict[str, list[int]] = defaultdict(list)
     n: dict[str, int] = defaultdict(int)
     for seed in range(n_seeds):
-        before = [step.action for step in subject.oracle_episodes[seed][:-1]]
-        task.reset(seed=seed)
-        for action in before:
-            task.step(action)
-        for name, action in task.shortcuts().items():
+        for name, is_win in shortcuts_won(subject, seed).items():
             n[name] += 1
-            if play(subject.env, seed, repeat([*before, action]))[-1].is_win:
+            if is_win:
                 won[name].append(seed)
     for name, tries in n.items():
-        require_chance(subject, f"the shortcut {name!r}", won[name], tries)
+        if not name.startswith(READER):
+            require_chance(subject, f"the shortcut {name!r}", won[name], tries)
+        elif is_for_experts:
+            require(
+                binomial_tail(len(won[name]), tries, 0.5) >= FALSE_ALARM,
+                f"the shortcut {name!r} won {len(won[name])} of {tries} episodes (seeds {won[name][:3]}): raise the "
+                "level until it wins at most half",
+            )
     return f"{len(n)} shortcuts" if n else Inapplicable("no shortcuts are declared")
+
+
+def shortcuts_won(subject: Subject, seed: int, prefix: str = "") -> dict[str, bool]:
+    """Return whether the task's `shortcuts` win, played in the place of the oracle's last action.
+
+    Args:
+        subject: The task.
+        seed: Seed of the episode.
+        prefix: Only shortcuts whose names begin so are played.
+    """
+    task, before = subject.task, [step.action for step in subject.oracle_episodes[seed][:-1]]
+    task.reset(seed=seed)
+    for action in before:
+        task.step(action)
+    actions = {name: action for name, action in task.shortcuts().items() if name.startswith(prefix)}
+    return {name: play(subject.env, seed, repeat([*before, action]))[-1].is_win for name, action in actions.items()}
 
 
 def refuses_mutated_references(subject: Subject) -> str:

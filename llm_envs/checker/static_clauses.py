@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
-from llm_envs.checker.subject import BrokenClause, Subject, ask_oracle, play, problem_of, require, unwrap
+from llm_envs.checker.subject import EXCUSABLE, BrokenClause, Subject, ask_oracle, play, problem_of, require, unwrap
 from llm_envs.errors import InvalidConfigError
 from llm_envs.spaces import TextSpace
 
@@ -67,7 +67,7 @@ def passes_gymnasium_check(subject: Subject) -> str:
 
 
 def declares_its_numbers(subject: Subject) -> str:
-    """Weights, chance rate, number of problems and turn limit are declared with the right types."""
+    """Weights, chance rate, number of problems, and reasons against clauses are declared with the right types."""
     task = subject.task
     weights = task.reward_weights
     require(
@@ -79,6 +79,12 @@ def declares_its_numbers(subject: Subject) -> str:
         task.n_problems is None or (isinstance(task.n_problems, int) and task.n_problems >= 1),
         f"n_problems is {task.n_problems!r}: it must be a whole number of at least 1, or None",
     )
+    for name, reason in task.clause_reasons.items():
+        require(name in EXCUSABLE, f"clause_reasons names {name!r}: a reason is allowed for {', '.join(EXCUSABLE)}")
+        require(
+            isinstance(reason, str) and len(reason.split()) >= _FEWEST_WORDS,
+            f"clause_reasons[{name!r}] is {reason!r}: explain in a sentence why the clause does not apply",
+        )
     return f"chance_rate {task.chance_rate:g}, n_problems {task.n_problems}"
 
 

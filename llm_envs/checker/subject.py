@@ -8,7 +8,7 @@ import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, wraps
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -20,6 +20,7 @@ from llm_envs.parsers import ParsedReply
 from llm_envs.types import ToolCall
 
 __all__ = [
+    "EXCUSABLE",
     "QUICK",
     "THOROUGH",
     "BrokenClause",
@@ -30,6 +31,7 @@ __all__ = [
     "Subject",
     "TaskPolicy",
     "binomial_tail",
+    "excusable",
     "play",
     "remembering",
 ]
@@ -63,6 +65,10 @@ THOROUGH = Effort(
 
 FALSE_ALARM = 1e-6
 """Probability, for each policy, that a task fails although its chance rate is exactly as declared."""
+
+
+EXCUSABLE: list[str] = []
+"""Names of the clauses that a task may leave out with a reason."""
 
 
 class BrokenClause(Exception):
@@ -260,7 +266,9 @@ class Subject:
         lessons = []
         for seed in range(self.effort.n_seeds):
             steps = self.oracle_episodes[seed] if is_train else play(env, seed, ask_oracle)
-            lessons.append(Lesson(env.reset(seed=seed)[0], tuple(step.action for step in steps)))
+            prompt = env.reset(seed=seed)[0]
+            shown = (prompt, *(step.observation for step in steps[:-1]))
+            lessons.append(Lesson(prompt, tuple(step.action for step in steps), shown))
         return lessons
 
 
@@ -321,12 +329,25 @@ def require(condition: object, message: str) -> None:
         raise BrokenClause(message)
 
 
-def require_chance(subject: Subject, what: str, won: Sequence[int], n: int) -> None:
+def excusable(clause: Callable[[Subject], str]) -> Callable[[Subject], str]:
+    """Let a task leave the clause out with a reason in `clause_reasons`."""
+
+    @wraps(clause)
+    def examined(subject: Subject) -> str:
+        reason = subject.task.clause_reasons.get(clause.__name__)
+        return clause(subject) if reason is None else Inapplicable(f"the task gives a reason: {reason}")
+
+    EXCUSABLE.append(clause.__name__)
+    return examined
+
+
+def require_chance(subject: Subject, what: str, won: Sequence[int], n: int, example: str = "") -> None:
     """Require that the chance rate explains this many wins of `n` episodes."""
     chance = subject.task.chance_rate
     require(
         binomial_tail(len(won), n, chance) >= FALSE_ALARM,
-        f"{what} won {len(won)} of {n} episodes (seeds {list(won[:3])}); chance_rate is {chance:g}",
+        f"{what} won {len(won)} of {n} episodes (seeds {list(won[:3])}); chance_rate is {chance:g}"
+        f"{example and '; '}{example}",
     )
 
 

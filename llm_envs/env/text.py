@@ -73,6 +73,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """True if the environment waits (network, subprocess): the collector steps it in a thread. A `ToolEnv` sets it."""
     slow_reset_reason: ClassVar[str | None] = None
     """Why the task cannot reset 1,000 times a second; None if it can."""
+    clause_reasons: ClassVar[Mapping[str, str]] = {}
+    """Why a clause of `check_task` does not apply, by its name, for clauses that allow it: a sentence each."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
     answer_example: ClassVar[str | None] = None
@@ -227,7 +229,9 @@ class TextEnv(gym.Env[str, str], ABC):
 
         For example a query without its tie-break, a program without one of its steps, or rules applied in any order.
         One may be right by luck; `check_task` requires that none is right more often than `chance_rate`. It calls this
-        only before the oracle's last action. `llm_envs.checker.mutations` makes mutants of queries and programs.
+        only before the oracle's last action. One that is named "reader(k)" is the answer of a player that reads
+        everything once and keeps k facts; it may be right half of the time at an expert level or where a level is
+        `expected_hard`, and more often elsewhere. `llm_envs.checker.mutations` makes mutants of queries and programs.
         """
         return {}
 
@@ -252,6 +256,10 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def begin(self) -> None:
         """Set up an episode of `self.problem`. `reset` calls this before `prompt`."""
+
+    def turns_allowed(self) -> int:
+        """Return how many turns this episode may take, at most `max_turns`. `step` asks after each turn."""
+        return self.max_turns
 
     # Methods that Gymnasium calls.
 
@@ -306,7 +314,7 @@ class TextEnv(gym.Env[str, str], ABC):
         info: dict[str, Any] = {"reward_components": components}
         if messages is not None:
             info["messages"] = messages
-        truncated = not terminated and self.n_turns >= self.max_turns
+        truncated = not terminated and self.n_turns >= self.turns_allowed()
         if terminated or truncated:
             self._is_playing = False
             info["is_success"] = is_success

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
@@ -50,6 +51,9 @@ _DOMAINS: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]] = {
     ),
 }
 """Names of records, and columns: a range of numbers or a choice of words. Both are small, so that there are ties."""
+_SAME = "same "
+"""Begins a key that is how many records have the same value in a column."""
+_ABOVE = "above the average of"
 _DIRECTIONS = ("ascending", "descending")
 _OPERATIONS: Mapping[str, str] = {
     "first": "Take the records of table A.",
@@ -88,10 +92,13 @@ class SortRecordsEnv(SingleTurnEnv):
     - `split`: "train" or "test".
     - `difficulty`: "starter": one table of 4 records, one key; "easy" (default): one of 6, one key with ties; "medium":
       two tables of 7, an operation and two keys; "hard": two tables of 10, an operation, a condition and three keys;
-      "expert": two tables of 60, likewise, and four keys.
+      "expert": two tables of 60, four keys, one of them how many records share a value, and a condition on the average
+      of such records.
     - `reset(options={"problem": {"columns": ["age"], "a": [["Ada", 30], ["Ben", 25]], "b": [], "operation": "first",
       "condition": [], "keys": [["age", "ascending"]]}})` plays a given problem. Operations are "first", "union",
-      "both", "only first" and "one"; a condition is `["age", "at least", 25]` or `["city", "is not", "Rome"]`.
+      "both", "only first" and "one"; a condition is `["age", "at least", 25]`, `["city", "is not", "Rome"]` or
+      `["age", "above the average of", "city"]`; the key `["same city", "ascending"]` is how many of the records that
+      are left have the same city.
 
     ## Version History
     - v0: first version.
@@ -106,11 +113,12 @@ class SortRecordsEnv(SingleTurnEnv):
         "medium": Difficulty("two tables, two keys", chance_rate=0.03, settings={"rows": 7, "keys": 2}),
         "hard": Difficulty("two tables, a condition, three keys", chance_rate=0.03, settings={"rows": 10, "keys": 3}),
         "expert": Difficulty(
-            "two tables of 60, a condition, four keys",
+            "two tables of 60, compared with averages, sorted by counts and three keys",
             chance_rate=0.001,
-            settings={"rows": 60, "keys": 4},
-            expected_hard="Some 50 of 90 records are left, and each is to be placed among the others by four keys "
-            "with many ties; at one record in 70 lost or misplaced, 49% of the lists are right.",
+            settings={"rows": 60, "keys": 4, "tallies": True},
+            expected_hard="Averages decide which 25 of some 60 records are kept, and each of these is placed by how "
+            "many share a value, and by three more keys with many ties; at one wrong decision in 120, 49% of the lists "
+            "are right.",
         ),
     }
     default_difficulty = "easy"
@@ -131,16 +139,24 @@ class SortRecordsEnv(SingleTurnEnv):
             rows = [[name, *(_draw_value(random, values) for _, values in columns)] for name in chosen]
             first, second = rows[:n], [] if one else shuffled(random, rows[n // 2 :])
             keys = [[column, pick(random, _DIRECTIONS)] for column, _ in sample(random, columns, n_keys)]
+            condition = _draw_condition(random, columns) if n_keys > 2 else []
+            if self.settings.get("tallies"):
+                words = [column for column, values in columns if isinstance(values[0], str)]
+                numbers = [column for column, values in columns if isinstance(values[0], int)]
+                keys = [[f"{_SAME}{pick(random, words)}", keys[0][1]], *keys[1:]]
+                condition = [pick(random, numbers), _ABOVE, pick(random, words)]
             problem = {
                 "columns": [column for column, _ in columns],
                 "a": first,
                 "b": [list(row) for row in second],
                 "operation": "first" if one else pick(random, ("union", "both", "only first", "one")),
-                "condition": _draw_condition(random, columns) if n_keys > 2 else [],
+                "condition": condition,
                 "keys": keys,
             }
             answer = select(problem)
             shorter = [problem | {"keys": []}, problem | {"keys": keys[:-1]}, problem | {"condition": []}]
+            if self.settings.get("tallies"):
+                shorter.append(problem | {"keys": keys[1:]})
             needless = [select(each) == answer for each in shorter if each != problem]
             if len(answer) >= _FEWEST and not any(needless):
                 return problem
@@ -164,13 +180,18 @@ class SortRecordsEnv(SingleTurnEnv):
             raise InvalidActionError("a record that is in both tables must be the same in both")
         if problem["operation"] not in _OPERATIONS:
             raise InvalidActionError(f"the operation must be one of {', '.join(_OPERATIONS)}")
+        named = [*columns, *(f"{_SAME}{column}" for column in columns)]
         for key in problem["keys"]:
-            if not isinstance(key, list) or len(key) != 2 or key[0] not in columns or key[1] not in _DIRECTIONS:
-                raise InvalidActionError('a key must be [column, "ascending" or "descending"]')
+            if not isinstance(key, list) or len(key) != 2 or key[0] not in named or key[1] not in _DIRECTIONS:
+                raise InvalidActionError('a key must be [column or "same column", "ascending" or "descending"]')
         condition = problem["condition"]
-        if condition and (len(condition) != 3 or condition[0] not in columns or condition[1] not in list(_CONDITIONS)):
-            raise InvalidActionError(f"a condition must be [column, one of {', '.join(_CONDITIONS)}, value]")
-        if condition and any(type(row[columns.index(condition[0]) + 1]) is not type(condition[2]) for row in rows):
+        hows = [*_CONDITIONS, _ABOVE]
+        if condition and (len(condition) != 3 or condition[0] not in columns or condition[1] not in hows):
+            raise InvalidActionError(f"a condition must be [column, one of {', '.join(hows)}, value]")
+        if condition and condition[1] == _ABOVE:
+            if condition[2] not in columns or any(type(row[columns.index(condition[0]) + 1]) is str for row in rows):
+                raise InvalidActionError(f"{_ABOVE!r} needs a column of numbers and another column")
+        elif condition and any(type(row[columns.index(condition[0]) + 1]) is not type(condition[2]) for row in rows):
             raise InvalidActionError("the condition's value must be of the column's type")
         if not select(problem):
             raise InvalidActionError("no record is left")
@@ -194,10 +215,12 @@ class SortRecordsEnv(SingleTurnEnv):
         lines.append(_OPERATIONS[problem["operation"]])
         if problem["condition"]:
             column, how, value = problem["condition"]
-            lines.append(f"Keep only those whose {column} {_CONDITIONS[how][0].format(value)}.")
-        orders = ", then by ".join(f"{column} ({direction})" for column, direction in problem["keys"])
+            said = f"is above the average {column} of all those with the same {value}"
+            said = said if how == _ABOVE else _CONDITIONS[how][0].format(value)
+            lines.append(f"Keep only those whose {column} {said}.")
+        orders = ", then by ".join(f"{_say_key(column)} ({direction})" for column, direction in problem["keys"])
         if orders:
-            places = [problem["columns"].index(column) + 1 for column, _ in problem["keys"]]
+            places = [problem["columns"].index(c) + 1 for c, _ in problem["keys"] if not c.startswith(_SAME)]
             has_words = any(isinstance([*problem["a"], *problem["b"]][0][place], str) for place in places)
             lines.append(f"Sort them by {orders}{'; words go by the alphabet' if has_words else ''}.")
         who = "Records that are equal in all of this" if orders else "They"
@@ -208,6 +231,14 @@ class SortRecordsEnv(SingleTurnEnv):
     def solution(self) -> str:
         """Return the names."""
         return ", ".join(self._answer)
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the answer of a reader that keeps up to 90 records, each with what it thought of it when it read it.
+
+        Averages and counts are those of the records that it had read by then.
+        """
+        names = select(self.problem, so_far=True) or [self.problem["a"][0][0]]
+        return {"reader(90)": self.write_answer(", ".join(names))}
 
     def is_correct(self, answer: str) -> bool:
         """Compare the names in order."""
@@ -231,8 +262,13 @@ _CONDITIONS: Mapping[str, tuple[str, Any]] = {
 }
 
 
-def select(problem: Mapping[str, Any]) -> list[str]:
-    """Return the names of the records that are asked for, in order."""
+def select(problem: Mapping[str, Any], *, so_far: bool = False) -> list[str]:
+    """Return the names of the records that are asked for, in order.
+
+    Args:
+        problem: The tables and what to do.
+        so_far: Whether averages and counts of a record are those of the records up to it, not of all.
+    """
     first, second, operation = problem["a"], problem["b"], problem["operation"]
     in_first, in_second = {row[0] for row in first}, {row[0] for row in second}
     others = [row for row in second if row[0] not in in_first]
@@ -247,12 +283,35 @@ def select(problem: Mapping[str, Any]) -> list[str]:
     columns = problem["columns"]
     if problem["condition"]:
         column, how, value = problem["condition"]
-        place, fits = columns.index(column) + 1, _CONDITIONS[how][1]
-        rows = [row for row in rows if fits(row[place], value)]
-    for column, direction in reversed(problem["keys"]):
         place = columns.index(column) + 1
-        rows.sort(key=lambda row: row[place], reverse=direction == "descending")
-    return [row[0] for row in rows]
+        if how == _ABOVE:
+            tallies = _tallies(rows, columns.index(value) + 1, place, so_far=so_far)
+            rows = [row for row, (n, total) in zip(rows, tallies, strict=True) if row[place] * n > total]
+        else:
+            rows = [row for row in rows if _CONDITIONS[how][1](row[place], value)]
+    order = list(range(len(rows)))
+    for column, direction in reversed(problem["keys"]):
+        place = columns.index(column.removeprefix(_SAME)) + 1
+        if column.startswith(_SAME):
+            values = [n for n, _ in _tallies(rows, place, None, so_far=so_far)]
+        else:
+            values = [row[place] for row in rows]
+        order.sort(key=values.__getitem__, reverse=direction == "descending")
+    return [rows[i][0] for i in order]
+
+
+def _tallies(rows: Sequence[Sequence[Any]], place: int, of: int | None, *, so_far: bool) -> list[tuple[int, int]]:
+    """Return for each row how many have the same value at a place, and the sum of their values at another."""
+    counts, sums, found = Counter[Any](), Counter[Any](), []
+    for row in rows:
+        counts[row[place]] += 1
+        sums[row[place]] += 0 if of is None else row[of]
+        found.append((counts[row[place]], sums[row[place]]))
+    return found if so_far else [(counts[row[place]], sums[row[place]]) for row in rows]
+
+
+def _say_key(column: str) -> str:
+    return f"how many of those kept have the same {column.removeprefix(_SAME)}" if column.startswith(_SAME) else column
 
 
 def _draw_value(random: Random, values: Any) -> Any:

@@ -56,10 +56,11 @@ def telling(
     others: Iterable[Callable[[Sequence[T]], list[str]]],
     given: Sequence[T],
     draw_probes: Callable[[], Sequence[T]],
-) -> list[T]:
+) -> list[T] | None:
     """Return inputs that tell the right function from every other that the given inputs do not tell it from.
 
-    A function that no probe tells from it is taken for the same one.
+    None if no probe tells it from one of them. That one may be the same function or differ on rare inputs only: a
+    problem with such a neighbour is drawn again.
 
     Args:
         right: Returns what the right function gives for inputs.
@@ -77,5 +78,8 @@ def telling(
         if not known:
             probes = draw_probes()
             known = right(probes)
-        found += [probe for probe, a, b in zip(probes, known, other(probes), strict=True) if a != b][:1]
+        first = next((probe for probe, a, b in zip(probes, known, other(probes), strict=True) if a != b), None)
+        if first is None:
+            return None
+        found.append(first)
     return found

@@ -1,8 +1,8 @@
 """Repairs by comparison: what a player answers who compares the words of a description with the signs of its function.
 
-The player counts numbers, signs and names in both. It replaces one that only the code has with one that only the text
-has. It reads no comparison, runs nothing and follows no call. Tasks that show a wrong function beside its
-description draw again what such a player mends.
+The player counts numbers, in digits or words, signs and names in both. It replaces one that only the code has with one
+that only the text has. It reads no comparison, runs nothing and follows no call. Tasks that show a wrong function
+beside its description draw again what such a player mends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import NamedTuple
+
+from llm_envs.tasks.code.forms import digits_for_words
 
 __all__ = ["compared_repairs"]
 
@@ -53,7 +55,7 @@ def compared_repairs(
         names: Words of descriptions that stand for names in the code, if the player compares these too.
         own: The name of the function, which its own description may have and its code has not.
     """
-    plain = _ASIDE.sub("", text)
+    plain = digits_for_words(_ASIDE.sub("", text))
     groups = [(_NUMBER.findall(plain), _find(_NUMBER, lines))]
     for pattern, words in _SIGNS if names is None else (*_SIGNS, (r"\b[a-z]+_[a-z]+\b", names)):
         said = [words[word] for word in _words(tuple(words)).findall(plain)]

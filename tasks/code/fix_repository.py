@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
@@ -12,48 +11,29 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_tool_call
 from llm_envs.rewards.builders import passed_share
 from llm_envs.sandbox import SandboxLimits
-from llm_envs.tasks.code.boundaries import off_by_one, telling
-from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.judging import SANDBOX_LACKS
 from llm_envs.tasks.code.linking import LinkError, link
-from llm_envs.tasks.code.package_texts import body, names_in_words, readme, sentence, sources
+from llm_envs.tasks.code.package_mistakes import check_mistakes, draw_mistaken, former_of, is_integer, is_list
+from llm_envs.tasks.code.package_texts import readme, sources
 from llm_envs.tasks.code.packages import (
     MODULES,
     Part,
     Parts,
-    draw_parts,
-    draw_spellings,
-    draw_turned,
-    function_of,
     functions,
     is_package,
     key_of,
     neighbours,
-    numbers_in,
     takes_list,
-    users,
     with_mistakes,
 )
 from llm_envs.tasks.code.workbench import Workbench
-from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.draws import pick
 from llm_envs.tasks.replies import is_done
 from llm_envs.tools.toolset import Toolset
 
 __all__ = ["FixRepositoryEnv"]
 
 _JUDGE_LIMITS = SandboxLimits(timeout_s=5.0, memory_bytes=64 << 20, output_characters=200_000, code_characters=400_000)
-_FALSE_REPAIRS = 2
-"""Changes of one wrong function, at least, that the tests in the tree take for right ones: who tries changes until they
-pass, and does not read, is right in a third of the episodes."""
-_N_INTEGERS = 24
-_N_LISTS = 8
-_N_TRIES = 4
-"""Number of mistakes of one part to try: comparing the README with the code must not find it."""
-_N_PROBES = 120
-"""Lists among which one is looked for that tells a function from one whose number is off by one."""
-"""Numbers, and lists, on which the hidden tests call each function."""
-Functions = Mapping[str, Callable[[Any], Any]]
-
 _PACKAGES = ("harbor", "lantern", "orchard", "quarry", "meadow", "beacon", "harvest", "timber", "canyon", "summit")
 
 
@@ -86,8 +66,8 @@ class FixRepositoryEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test". A package is in one split, whatever its names, its mistakes and its tests.
     - `difficulty`: "easy" (default): one mistake, which the tests show, in 13 functions; "medium": two, in 18; "hard":
-      four, of which the tests show some only, in 24, and the code is put otherwise than the README; "expert": seven, in
-      42, where rules build on each other and no failing test is mended by one repair.
+      four, of which the tests show some only, in 24, and the code is put otherwise than the README; "expert": nine, in
+      56, where rules build on each other and no failing test is mended by one repair.
     - `max_turns`: 16, 20, 28 and 40 by default: enough for one call in each reply.
     - `reset(options={"problem": {"package": "harbor", "parts": [...], "mistakes": [[3, 0]], "spellings": [...],
       "order": [...], "written": [...], "former": [-1], "tests": [["is_amber", 3]], "integers": [3],
@@ -129,15 +109,15 @@ class FixRepositoryEnv(ToolEnv):
             },
         ),
         "expert": Difficulty(
-            "7 mistakes in 42 functions; no failing test is mended by one repair",
+            "9 mistakes in 56 functions; no failing test is mended by one repair",
             chance_rate=0.01,
-            expected_hard="The tests point to no single repair, at least three mistakes pass them, and nothing tells "
-            "how many there are. Each is found by comparing 42 sentences with 42 functions that are written otherwise "
-            "(x >= 4 as not x < 4); who finds each of the seven with a probability of 90% wins .9 ** 7 = 48%.",
+            expected_hard="The tests point to no single repair, at least four mistakes pass them, and nothing tells "
+            "how many there are. Each is found by comparing 56 sentences with 56 functions that are written otherwise "
+            "(x >= 4 as not x < 4); who finds each of the nine with a probability of 90% wins .9 ** 9 = 39%.",
             settings={
-                "turns": 40, "n": {"rule": 12, "value": 7, "list": 9, "measure": 8, "report": 6}, "mistakes": 7,
+                "turns": 40, "n": {"rule": 16, "value": 9, "list": 12, "measure": 11, "report": 8}, "mistakes": 9,
                 "tested": ("report",), "tests": 8,
-                "is_plain": False, "is_linked": True, "unseen": 3, "is_entangled": True,
+                "is_plain": False, "is_linked": True, "unseen": 4, "is_entangled": True,
             },
         ),
     }  # fmt: skip
@@ -177,33 +157,9 @@ class FixRepositoryEnv(ToolEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a package, and mistakes and tests until these show as much as the level wants."""
         random, settings = self.np_random.random, self.settings
-        while True:
-            parts = draw_parts(random, settings["n"], is_linked=settings["is_linked"])
-            spellings = [0] * len(parts) if settings["is_plain"] else draw_spellings(random, parts)
-            order = list(range(len(parts))) if settings["is_plain"] else shuffled(random, range(len(parts)))
-            written = draw_turned(random, parts)
-            made, numbers = functions(parts), numbers_in(parts)
-            former = [_draw_former(random, parts, place) for place in range(len(parts))]
-            package = {"parts": parts, "written": written, "spellings": spellings, "former": former}
-            is_compared = cache(partial(_is_compared, package, made, names_in_words(parts)))
-            for _ in range(12):
-                lists = [_draw_list(random, numbers, size) for size in (0, 1, *(_SIZE,) * (_N_LISTS - 2))]
-                integers = _draw_integers(random, numbers)
-                mistakes = _draw_mistakes(random, written, made, settings["mistakes"], (integers, lists), is_compared)
-                tests = mistakes and _draw_tests(random, written, mistakes, (integers, lists), settings)
-                if mistakes and tests:
-                    for place, _ in mistakes:
-                        inputs = lists if takes_list(parts[place]) else integers
-                        inputs += _telling(random, package, place, made, inputs)
-                    return {
-                        "package": pick(random, _PACKAGES),
-                        **package,
-                        "mistakes": mistakes,
-                        "order": order,
-                        "tests": tests,
-                        "integers": integers,
-                        "lists": lists,
-                    }
+        while (problem := draw_mistaken(random, settings)) is None:
+            pass
+        return {"package": pick(random, _PACKAGES), **problem}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse parts that make no package, and mistakes that no hidden test shows."""
@@ -230,17 +186,17 @@ class FixRepositoryEnv(ToolEnv):
         if len(spellings) != len(parts) or not all(type(s) is int and 0 <= s <= 3 for s in spellings):
             raise InvalidActionError("its spellings must be a number from 0 to 3 for each part")
         integers, lists = problem["integers"], problem["lists"]
-        if not integers or not lists or not all(map(_is_integer, integers)) or not all(map(_is_list, lists)):
+        if not integers or not lists or not all(map(is_integer, integers)) or not all(map(is_list, lists)):
             raise InvalidActionError("its integers and lists must be whole numbers, and lists of whole numbers")
         kinds = {part["name"]: takes_list(part) for part in parts}
         for test in problem["tests"]:
             if not isinstance(test, list) or len(test) != 2 or not isinstance(test[0], str) or test[0] not in kinds:
                 raise InvalidActionError("its tests must be [function, argument]")
-            if not (_is_list if kinds[test[0]] else _is_integer)(test[1]):
+            if not (is_list if kinds[test[0]] else is_integer)(test[1]):
                 raise InvalidActionError(f"its test of {test[0]} has a wrong argument")
         if not problem["tests"]:
             raise InvalidActionError("it must have at least one test")
-        _check_mistakes(written, problem["mistakes"], integers, lists)
+        check_mistakes(written, problem["mistakes"], integers, lists)
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
         """Return what the functions do: other names, mistakes and tests do not make another problem."""
@@ -317,7 +273,9 @@ def _tree(problem: Mapping[str, Any], parts: Parts) -> dict[str, str]:
     """Return the files of the package with these parts."""
     package = problem["package"]
     return {
-        "/README.md": readme(problem["parts"], package, problem["order"], _formers(problem)),
+        "/README.md": readme(
+            problem["parts"], package, problem["order"], _formers(problem), is_spoken=any(problem["spellings"])
+        ),
         **sources(parts, package, problem["spellings"]),
         f"/tests/test_{package}.py": _test_file(problem),
     }
@@ -329,12 +287,7 @@ def _wrong_tree(problem: Mapping[str, Any]) -> dict[str, str]:
 
 def _formers(problem: Mapping[str, Any]) -> list[Part | None]:
     """Return what each part was in an earlier version."""
-    return [_former(problem, place) for place in range(len(problem["parts"]))]
-
-
-def _former(problem: Mapping[str, Any], place: int) -> Part | None:
-    number = problem["former"][place]
-    return None if number < 0 else neighbours(problem["parts"], place)[number]
+    return [former_of(problem, place) for place in range(len(problem["parts"]))]
 
 
 def _place_of(part: Part) -> tuple[str, str]:
@@ -349,248 +302,3 @@ def _test_file(problem: Mapping[str, Any]) -> str:
     for number, (name, value) in enumerate(problem["tests"], 1):
         lines += ["", "", f"def test_{name}_{number}():", f"    assert {name}({value}) == {right[name](value)!r}"]
     return "\n".join([*lines, ""])
-
-
-# Drawing.
-
-_SIZE = 0
-"""A list of some length from 5 to 9."""
-
-
-def _draw_list(random: Random, numbers: Sequence[int], size: int) -> list[int]:
-    size = size or between(random, 5, 9)
-    return [
-        pick(random, numbers) + between(random, -1, 1) if random() < 0.5 else between(random, -9, 24)
-        for _ in range(size)
-    ]
-
-
-def _draw_integers(random: Random, numbers: Sequence[int]) -> list[int]:
-    """Draw numbers, half of them near those of the package."""
-    near = [pick(random, numbers) + between(random, -1, 1) for _ in range(_N_INTEGERS // 2)]
-    return near + [between(random, -30, 60) for _ in range(_N_INTEGERS - len(near))]
-
-
-def _outcomes(parts: Parts, calls: Sequence[tuple[str, Any]]) -> list[str]:
-    made = functions(parts)
-    return [repr(made[name](value)) for name, value in calls]
-
-
-def _is_seen(
-    parts: Parts, made: Functions, mistake: Sequence[int], integers: Sequence[int], lists: Sequence[list[int]]
-) -> bool:
-    """Whether the function of a mistake by itself gives something else for some number or list."""
-    part = neighbours(parts, mistake[0])[mistake[1]]
-    right, wrong = made[part["name"]], function_of(part, made)
-    return any(right(value) != wrong(value) for value in (lists if takes_list(part) else integers))
-
-
-def _draw_former(random: Random, parts: Parts, place: int) -> int:
-    """Draw which neighbour of a part the README tells to have been in its place, for half of the parts; or -1."""
-    n = len(neighbours(parts, place))
-    return between(random, 0, n - 1) if n and random() < 0.5 else -1
-
-
-def _draw_mistakes(
-    random: Random,
-    written: Parts,
-    made: Functions,
-    n: int,
-    hidden: tuple[Sequence[int], Sequence[list[int]]],
-    is_compared: Callable[[int, int, bool], bool],
-) -> list[list[int]]:
-    """Draw mistakes in different parts, each of which the hidden tests show; [] if there are too few.
-
-    Whichever of them are left: the first part that is wrong calls only right ones, so the tests of its function fail.
-    Comparing a part with its sentence mends none of them, and at least half of them not even if the player leaves out
-    what the README tells of earlier versions.
-    """
-    mistakes: list[list[int]] = []
-    n_plain = 0
-    for place in shuffled(random, range(len(written))):
-        for number in sample(random, range(m := len(neighbours(written, place))), min(_N_TRIES, m)):
-            mistake = [place, number]
-            if not _is_seen(written, made, mistake, *hidden) or is_compared(place, number, True):
-                continue
-            is_plain = is_compared(place, number, False)
-            if not is_plain or n_plain < n // 2:
-                mistakes.append(mistake)
-                n_plain += is_plain
-                break
-        if len(mistakes) == n:
-            return sorted(mistakes)
-    return []
-
-
-def _is_compared(
-    package: Mapping[str, Any],
-    made: Functions,
-    names: Mapping[str, str],
-    place: int,
-    number: int,
-    is_former_read: bool,
-) -> bool:
-    """Whether a player that compares a wrong function with its sentence mends it.
-
-    Args:
-        package: Its parts, how they are written, and what they were formerly.
-        made: Its functions.
-        names: Their names, by the words that stand for them.
-        place: Which part is wrong.
-        number: Which of its neighbours is in its place.
-        is_former_read: Whether the player also reads what the function did in an earlier version.
-    """
-    parts, spelling = package["parts"], package["spellings"][place]
-    right = body(package["written"][place], spelling)
-    _, *wrong = body(neighbours(package["written"], place)[number], spelling)
-    former = _former(package, place) if is_former_read else None
-    compared = compared_repairs(sentence(parts[place], former), wrong, names, parts[place]["name"]).values()
-    repairs = {tuple(lines) for lines in compared}
-    if not repairs or tuple(right[1:]) in repairs:
-        return bool(repairs)
-    probes = [[], [3], *_PROBES] if takes_list(parts[place]) else list(range(-20, 40))
-    expected = list(map(made[parts[place]["name"]], probes))
-    return any(_run([right[0], *lines], made, probes) == list(map(repr, expected)) for lines in repairs)
-
-
-_PROBES = tuple([(7 * i * i + 11 * i * j + 5 * j * j) % 37 - 12 for j in range(6 + i % 4)] for i in range(10))
-"""Lists of numbers that look random."""
-
-
-def _run(lines: Sequence[str], made: Functions, inputs: Sequence[Any]) -> list[str]:
-    """Return what a function that this module has written gives for inputs, with the functions that it may call."""
-    namespace: dict[str, Any] = dict(made)
-    exec("\n".join(lines), namespace)
-    function = namespace[lines[0][4 : lines[0].index("(")]]
-    found = []
-    for value in inputs:
-        try:
-            found.append(repr(function(value)))
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
-
-
-def _telling(random: Random, package: Mapping[str, Any], place: int, made: Functions, inputs: Sequence[Any]) -> Any:
-    """Draw inputs that tell a function from those with a number off by one, as far as the given ones do not."""
-    part = package["written"][place]
-    right = body(part, package["spellings"][place])
-    others = [[*right[:i], changed, *right[i + 1 :]] for i in range(1, len(right)) for changed in off_by_one(right[i])]
-    numbers = numbers_in([part])
-
-    def probes() -> list[Any]:
-        if takes_list(part):
-            return [_draw_list(random, numbers or [0], between(random, 1, 9)) for _ in range(_N_PROBES)]
-        return list(range(-60, 61))
-
-    def runs(lines: Sequence[str]) -> Callable[[Sequence[Any]], list[str]]:
-        return lambda values: _run(lines, made, values)
-
-    return telling(runs(right), map(runs, others), inputs, probes)
-
-
-def _draw_tests(
-    random: Random,
-    parts: Parts,
-    mistakes: Sequence[Sequence[int]],
-    hidden: tuple[Sequence[int], Sequence[list[int]]],
-    settings: Mapping[str, Any],
-) -> list[list[Any]]:
-    """Draw the tests of the tree; [] if they would show too much or too little for the level."""
-    calls = _draw_calls(random, parts, settings["tested"])
-    right = _outcomes(parts, calls)
-    if not settings["unseen"]:
-        calls, right = _ambiguous(random, parts, mistakes, hidden, calls, right)
-    wrong = _outcomes(with_mistakes(parts, mistakes), calls)
-    passing = [place for place in range(len(calls)) if right[place] == wrong[place]]
-    failing = [place for place in range(len(calls)) if right[place] != wrong[place]]
-    for mistake in mistakes if settings["is_entangled"] else ():
-        mended = with_mistakes(parts, [other for other in mistakes if other != mistake])
-        outcomes = _outcomes(mended, [calls[place] for place in failing])
-        failing = [place for place, outcome in zip(failing, outcomes, strict=True) if outcome != right[place]]
-    n = settings["tests"]
-    n_failing = min(len(failing), between(random, 1, n // 2))
-    chosen = sorted(sample(random, failing, n_failing) + sample(random, passing, min(len(passing), n - n_failing)))
-    if not n_failing or len(chosen) < n // 2:
-        return []
-    shown = [calls[place] for place in chosen]
-    expected = [right[place] for place in chosen]
-    n_unseen = sum(_outcomes(with_mistakes(parts, [mistake]), shown) == expected for mistake in mistakes)
-    is_right = n_unseen >= settings["unseen"] if settings["unseen"] else n_unseen == 0
-    return [list(call) for call in shown] if is_right else []
-
-
-def _with(parts: Parts, place: int, part: Part) -> Parts:
-    return [*parts[:place], part, *parts[place + 1 :]]
-
-
-def _draw_calls(random: Random, parts: Parts, kinds: Sequence[str]) -> list[tuple[str, Any]]:
-    numbers, tested = numbers_in(parts), [part for part in parts if part["kind"] in kinds]
-    calls: list[tuple[str, Any]] = []
-    for part in tested:
-        for _ in range(max(4, 24 // len(tested))):
-            value = _draw_list(random, numbers, 0) if takes_list(part) else _draw_integers(random, numbers)[0]
-            calls.append((part["name"], value))
-    return calls
-
-
-def _ambiguous(
-    random: Random,
-    parts: Parts,
-    mistakes: Sequence[Sequence[int]],
-    hidden: tuple[Sequence[int], Sequence[list[int]]],
-    calls: list[tuple[str, Any]],
-    right: list[str],
-) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return the calls, and their outcomes, that some false repairs of one mistake pass; none if there are no such."""
-    made = functions(parts)
-    for place, number in shuffled(random, mistakes):
-        wrong = with_mistakes(parts, [[place, number]])
-        names = users(parts, place)
-        touched = [i for i, (name, _) in enumerate(calls) if name in names]
-        reached = [calls[i] for i in touched]
-        given, function = hidden[takes_list(parts[place])], made[parts[place]["name"]]
-        shown = [i for i, outcome in enumerate(_outcomes(wrong, calls)) if outcome != right[i]]
-        if not shown:
-            return calls, right
-        false = []
-        for other in neighbours(wrong, place):
-            changed = function_of(other, made)
-            if any(changed(value) != function(value) for value in given):
-                outcomes = list(right)
-                for i, outcome in zip(touched, _outcomes(_with(parts, place, other), reached), strict=True):
-                    outcomes[i] = outcome
-                false.append(outcomes)
-        for i in shuffled(random, shown):
-            passed = [outcomes for outcomes in false if outcomes[i] == right[i]]
-            if len(passed) >= _FALSE_REPAIRS:
-                kept = sample(random, passed, _FALSE_REPAIRS)
-                allowed = [j for j in range(len(calls)) if all(outcomes[j] == right[j] for outcomes in kept)]
-                return [calls[j] for j in allowed], [right[j] for j in allowed]
-    return [], []
-
-
-# Given problems.
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and abs(value) <= 1_000_000
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 50 and all(map(_is_integer, value))
-
-
-def _check_mistakes(parts: Parts, mistakes: Sequence[Any], integers: Sequence[int], lists: Sequence[list[int]]) -> None:
-    if not mistakes:
-        raise InvalidActionError("it has no mistakes")
-    made = functions(parts)
-    for mistake in mistakes:
-        if not isinstance(mistake, list) or list(map(type, mistake)) != [int, int] or not 0 <= mistake[0] < len(parts):
-            raise InvalidActionError("its mistakes must be [part, number of a neighbour]")
-        if not 0 <= mistake[1] < len(neighbours(parts, mistake[0])):
-            raise InvalidActionError(f"the part {mistake[0]} cannot be wrong in {mistake[1] + 1} ways")
-        if not _is_seen(parts, made, mistake, integers, lists):
-            raise InvalidActionError("no hidden test shows one of its mistakes")
-    if len({mistake[0] for mistake in mistakes}) < len(mistakes):
-        raise InvalidActionError("a part may have one mistake")

@@ -1,14 +1,17 @@
 """Conditions on a number and values made of one, as data: in words, as Python, and how each can be wrong.
 
-A condition is `[kind, sign, number, ...]`, a value `[kind, ...]`.
+A condition is `[kind, sign, number, ...]`, a value `[kind, ...]`. Two conditions of different kinds make another one:
+`["both", "and", condition, condition]`, or with "or"; and `["neither", "or", condition, condition]`, which is the
+contrary.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llm_envs.tasks.draws import Random, between, pick
+from llm_envs.tasks.draws import Random, between, pick, sample
 
 __all__ = [
     "NEGATED",
@@ -17,6 +20,8 @@ __all__ = [
     "WORDS",
     "condition_code",
     "condition_words",
+    "contrary",
+    "digits_for_words",
     "draw_condition",
     "draw_value",
     "is_possible",
@@ -26,15 +31,20 @@ __all__ = [
     "turned",
     "value_code",
     "value_words",
+    "words_for_digits",
 ]
 
 RELATIONS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
-_OTHERS = {"==": ("!=",), "!=": ("==",), "+": ("-",), "-": ("+",), "min": ("max",), "max": ("min",)} | {
-    sign: tuple(other for other in RELATIONS if other != sign) for sign in RELATIONS
-}
+_OTHERS = {
+    first: (second,)
+    for pair in (("==", "!="), ("+", "-"), ("min", "max"), ("and", "or"))
+    for first, second in (pair, pair[::-1])
+} | {sign: tuple(other for other in RELATIONS if other != sign) for sign in RELATIONS}
 """The signs for which a sign can be mistaken."""
 _STEPS = (-3, -2, -1, 1, 2, 3)
 """By how much a number can be wrong."""
+_OF_TWO = ("both", "neither")
+"""Kinds of two conditions."""
 NEGATED = {">": "<=", ">=": "<", "<": ">=", "<=": ">", "==": "!=", "!=": "=="}
 _MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 SHIFTED = {">": (">=", 1), ">=": (">", -1), "<": ("<=", -1), "<=": ("<", 1)}
@@ -45,6 +55,9 @@ WORDS = {"+=": "add", "-=": "subtract", "+": "plus", "-": "minus", "min": "small
 def condition_code(condition: Sequence[Any], x: str) -> str:
     """Return a condition on x as Python."""
     kind, sign, a, *more = condition
+    if kind in _OF_TWO:
+        both = f"{condition_code(a, x)} {sign} {condition_code(more[0], x)}"
+        return both if kind == "both" else f"not ({both})"
     if kind == "one":
         return f"{x} {sign} {a}"
     if kind == "rest":
@@ -57,6 +70,10 @@ def condition_code(condition: Sequence[Any], x: str) -> str:
 def condition_words(condition: Sequence[Any]) -> str:
     """Return a condition in words, to follow "a number that"."""
     kind, sign, a, *more = condition
+    if kind == "neither":
+        return condition_words(contrary(["both", *condition[1:]]))
+    if kind == "both":
+        return f"{condition_words(a)} {sign} {condition_words(more[0])}"
     if kind == "one":
         return f"is {RELATIONS[sign]} {a}"
     if kind == "rest":
@@ -100,7 +117,17 @@ def value_words(value: Sequence[Any]) -> str:
 
 def draw_condition(random: Random, is_simple: bool) -> list[Any]:
     """Draw a condition."""
-    kind = pick(random, ("one", "rest", "digit", "one") if is_simple else ("one", "rest", "digit", "and", "or"))
+    kind = pick(random, ("one", "rest", "digit", "one") if is_simple else _KINDS)
+    if kind == "both":
+        first, second = sample(random, ("one", "rest", "digit"), 2)
+        return ["both", pick(random, ("and", "or")), _draw_condition(random, first), _draw_condition(random, second)]
+    return _draw_condition(random, kind)
+
+
+_KINDS = ("one", "rest", "digit", "and", "or", "both", "both")
+
+
+def _draw_condition(random: Random, kind: str) -> list[Any]:
     if kind == "one":
         return ["one", pick(random, tuple(RELATIONS)), between(random, -4, 14)]
     if kind == "rest":
@@ -155,6 +182,13 @@ def is_possible(parts: Any) -> bool:
     """Whether a condition or a value can be drawn."""
     if not isinstance(parts, list) or not parts:
         return False
+    if parts[0] in _OF_TWO:
+        return (
+            len(parts) == 4
+            and parts[1] in ("and", "or")
+            and all(is_possible(part) and part[0] in ("one", "rest", "digit") and len(part) > 2 for part in parts[2:])
+            and parts[2][0] != parts[3][0]
+        )
     signs, numbers = [part for part in parts if type(part) is str], [part for part in parts if type(part) is int]
     if len(signs) + len(numbers) < len(parts):
         return False
@@ -190,12 +224,21 @@ _POSSIBLE: dict[str, Callable[[tuple[Any, ...], int, int], bool]] = {
 
 
 def next_to(what: Any) -> tuple[Any, ...]:
-    """Return what a sign or a number can be mistaken for."""
+    """Return what a sign, a number or a condition can be mistaken for."""
+    if isinstance(what, list):
+        return tuple(one_step_away(what))
     return _OTHERS.get(what, ()) if isinstance(what, str) else tuple(what + step for step in _STEPS)
 
 
 def turned(random: Random, condition: list[Any]) -> list[Any]:
-    """Return a condition that means the same, perhaps with other comparisons: at least 4 for greater than 3."""
+    """Return a condition that means the same, perhaps with other comparisons: at least 4 for greater than 3.
+
+    One of two conditions is perhaps written as the contrary of its contrary, which has "or" for "and".
+    """
+    if condition[0] == "both":
+        is_turned = random() < 0.5
+        kind, sign, *both = ["neither", *contrary(condition)[1:]] if is_turned else condition
+        return [kind, sign, *(turned(random, one) for one in both)]
     parts = list(condition)
     for i, part in enumerate(parts):
         if part in SHIFTED and random() < 0.5:
@@ -203,10 +246,40 @@ def turned(random: Random, condition: list[Any]) -> list[Any]:
     return parts if is_possible(parts) else condition
 
 
+def contrary(condition: Sequence[Any]) -> list[Any]:
+    """Return the condition that holds where one of a single comparison, or one of two conditions, does not."""
+    kind, sign, *more = condition
+    if kind == "both":
+        return ["both", _OTHERS[sign][0], *map(contrary, more)]
+    return [kind, NEGATED[sign], *more]
+
+
 def normal_condition(condition: list[Any]) -> list[Any]:
-    """Write a condition without "at least" and "at most"."""
+    """Write a condition without "at least", "at most" and "neither"."""
+    if condition[0] in _OF_TWO:
+        kind, sign, *more = condition if condition[0] == "both" else contrary(["both", *condition[1:]])
+        return [kind, sign, *map(normal_condition, more)]
     parts = list(condition)
     for i, part in enumerate(parts):
         if part in (">=", "<="):
             parts[i], parts[i + 1] = part[0], parts[i + 1] + (-1 if part == ">=" else 1)
     return parts
+
+
+_NUMBER_WORDS = {
+    str(number): word
+    for number, word in enumerate(
+        ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"), 2
+    )
+}
+_DIGITS = {word: digits for digits, word in _NUMBER_WORDS.items()}
+
+
+def words_for_digits(text: str) -> str:
+    """Write the numbers from 2 to 12 as words."""
+    return re.sub(r"(?<![\w.-])\d+(?!\w)", lambda found: _NUMBER_WORDS.get(found[0], found[0]), text)
+
+
+def digits_for_words(text: str) -> str:
+    """Write the words for the numbers from 2 to 12 as digits."""
+    return re.sub(r"\b[a-z]+\b", lambda found: _DIGITS.get(found[0], found[0]), text)

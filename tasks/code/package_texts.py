@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llm_envs.tasks.code.forms import condition_words, value_words
+from llm_envs.tasks.code.forms import condition_words, value_words, words_for_digits
 from llm_envs.tasks.code.packages import MODULES, Part, Parts, measure_lines, takes_list
 from llm_envs.tasks.code.pipelines import STEPS
-from llm_envs.tasks.code.programs import PLACE, SHAPES, slot_words
+from llm_envs.tasks.code.programs import PLACE, slot_words
+from llm_envs.tasks.code.shapes import SHAPES
 from llm_envs.tasks.code.spellings import spell_condition, spell_value
 
 __all__ = ["body", "names_in_words", "readme", "sentence", "sources"]
@@ -76,7 +77,9 @@ _LINKED = {"or": "{}(x) or {}", "and": "{}(x) and {}", "and not": "not {}(x) and
 # In words.
 
 
-def readme(parts: Parts, package: str, order: Sequence[int], former: Sequence[Part | None]) -> str:
+def readme(
+    parts: Parts, package: str, order: Sequence[int], former: Sequence[Part | None], *, is_spoken: bool = False
+) -> str:
     """Return what the functions should do, in words.
 
     Args:
@@ -84,18 +87,20 @@ def readme(parts: Parts, package: str, order: Sequence[int], former: Sequence[Pa
         package: Its name.
         order: Of the sentences, as places in `parts`.
         former: The earlier version of each part that the README tells; None if it tells none.
+        is_spoken: Whether numbers from 2 to 12 are words.
     """
     places = sorted(range(len(parts)), key=lambda place: order[place])
-    lines = [f"- {sentence(parts[place], former[place])}" for place in places]
+    lines = [f"- {sentence(parts[place], former[place], is_spoken=is_spoken)}" for place in places]
     return "\n".join(
         [f"# {package}", "", "Functions on whole numbers x and lists xs of whole numbers.", "", *lines, ""]
     )
 
 
-def sentence(part: Part, former: Part | None = None) -> str:
+def sentence(part: Part, former: Part | None = None, *, is_spoken: bool = False) -> str:
     """Return what a function should do, perhaps with what it did in an earlier version."""
-    what = f"`{part['name']}({_argument(part)})`: {_words(part)}"
-    return what if former is None else f"{what} Until version 2: {_words(former)}"
+    say = words_for_digits if is_spoken else str
+    what = f"`{part['name']}({_argument(part)})`: {say(_words(part))}"
+    return what if former is None else f"{what} Until version 2: {say(_words(former))}"
 
 
 def names_in_words(parts: Parts) -> dict[str, str]:

@@ -8,7 +8,7 @@ A package is a list of parts, each a dict with the name of its function. A part 
 - a selection makes a list of the values of the numbers that obey a rule: `{"kind": "selection", "rule", "value"}`;
 - a step changes a list: `{"kind": "step", "step": [name, number]}`, of `pipelines.STEPS`;
 - a measure goes through a list: `{"kind": "measure", "function": {"shape": ..., slot: ...}, "rule", "value"}`, of
-  `programs.SHAPES`;
+  `shapes.SHAPES`;
 - a report calls selections and steps, and a measure at the end: `{"kind": "report", "calls": [name, ...]}`.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -33,13 +34,13 @@ from llm_envs.tasks.code.forms import (
 from llm_envs.tasks.code.pipelines import STEPS
 from llm_envs.tasks.code.programs import (
     PLACE,
-    SHAPES,
     SLOTS,
     compares,
     draw_written,
     slots_of,
     with_names,
 )
+from llm_envs.tasks.code.shapes import SHAPES, TWINS
 from llm_envs.tasks.code.spellings import N_SPELLINGS, spell_condition, spell_value
 from llm_envs.tasks.draws import Random, between, pick, sample
 from llm_envs.tasks.language.vocabulary import VOCABULARY
@@ -233,7 +234,7 @@ def _make_value(part: Part, made: Mapping[str, Any]) -> Callable[[Any], Any]:
 def _expression(slot: str, form: tuple[Any, ...]) -> Callable[..., Any]:
     """Return a condition or a value as a function of a number and of the numbers in the form."""
     code = (spell_condition if slot == "C" else spell_value)(form, "x", 0)
-    names = sorted({str(part) for part in form if str(part).startswith("n") and str(part)[1:].isdigit()})
+    names = sorted(set(re.findall(r"\bn\d+\b", repr(form))))
     made: Callable[..., Any] = eval(f"lambda {', '.join(['x', *names])}: {code}")
     return made
 
@@ -344,6 +345,8 @@ def _changed(parts: Parts, place: int) -> Iterator[Part]:
         low, high = STEPS[name].numbers or (0, 0)
         yield from ({**part, "step": [name, other]} for other in next_to(k) if low <= other <= high)
     if part["kind"] == "measure":
+        if (shape := part["function"]["shape"]) in TWINS:
+            yield {**part, "function": {**part["function"], "shape": TWINS[shape]}}
         for slot, what in sorted(part["function"].items()):
             if slot in ("R", "d", "k", "s"):
                 others = [other for other in next_to(what) if other in SLOTS[slot]]
@@ -452,7 +455,7 @@ def _is_part(part: Part, kinds: Mapping[str, str]) -> bool:
 def _is_condition(part: Part) -> bool:
     """Whether a rule's or value's form is that of a condition."""
     form = part["C"] if "C" in part else part["V"]
-    return form[0] in ("one", "digit", "and", "or") or (form[0] == "rest" and len(form) == 4)
+    return form[0] in ("one", "digit", "and", "or", "both", "neither") or (form[0] == "rest" and len(form) == 4)
 
 
 def _is_name(name: str, kind: str) -> bool:

@@ -265,8 +265,12 @@ def behaviour(program: Program) -> list[Any]:
 
 
 def describe(program: Program) -> str:
-    """Return the steps in words, numbered, and what is returned."""
-    lines = [f"{i}. {STEPS[name].say(k)}" for i, (name, k) in enumerate(program[:-1], 1)]
+    """Return the steps in words, numbered, and what is returned; a step that was told before is named by its number."""
+    said = [STEPS[name].say(k) for name, k in program[:-1]]
+    lines = [
+        f"{i}. {text if (first := said.index(text) + 1) == i else f'do what step {first} does, once more'}"
+        for i, text in enumerate(said, 1)
+    ]
     name, k = program[-1]
     return "\n".join([*lines, f"Return {RESULTS[name].say(k)}."])
 

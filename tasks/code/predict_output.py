@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import StringIO
+from types import CodeType
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
@@ -26,7 +27,8 @@ class PredictOutputEnv(SingleTurnEnv):
 
     ## Description
     The program changes a few variables, lists, texts and dictionaries in loops and branches, and prints some of them.
-    It is drawn at random, so that nothing but following it line by line helps. Teaches to keep the state of a program
+    It is drawn at random, and without any of its statements the output would be another, so that nothing but following
+    it line by line helps. Teaches to keep the state of a program
     in mind: integer division and remainder, slices, aliases of lists, short-circuits, what a loop variable is after it.
 
     ## Observation
@@ -76,23 +78,19 @@ class PredictOutputEnv(SingleTurnEnv):
     has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
-        """Draw a program and run it: its statements are ours, so this is safe and ends."""
+        """Draw a program whose statements all matter, and run it: they are ours, so this is safe and ends."""
         random = self.np_random.random
         names = sample(random, "abcdkmnpqrstuvwxyz", 2)
-        lines = [f"{name} = {between(random, 3, 20)}" for name in names]
-        lines += [f"xs = {[between(random, -5, 12) for _ in range(between(random, 4, 6))]}"]
-        lines += [f"word = {''.join(pick(random, 'abcdefgh') for _ in range(6))!r}"]
-        kinds = _STATEMENTS[: self.settings["kinds"]]
-        for _ in range(self.settings["n"]):
-            lines += pick(random, kinds)(random, names)
+        first = [f"{name} = {between(random, 3, 20)}" for name in names]
+        first += [f"xs = {[between(random, -5, 12) for _ in range(between(random, 4, 6))]}"]
+        first += [f"word = {''.join(pick(random, 'abcdefgh') for _ in range(6))!r}"]
+        kinds, n = _STATEMENTS[: self.settings["kinds"]], self.settings["n"]
+        statements = _draw_statements(lambda: "\n".join(pick(random, kinds)(random, names)), first, n)
         shown = [f"print({names[0]}, {names[1]})", "print(xs)", "print(word)"][: self.settings.get("shown", 3)]
-        used = "\n".join(lines[4:] + shown)
-        lines = [line for line in lines[:4] if line.split()[0] in names or line.split()[0] in used] + lines[4:]
-        program = "\n".join(lines + shown)
-        try:
-            return {"program": program, "output": run_program(program)}
-        except (IndexError, ValueError):  # something of an empty list
-            return self.generate()
+        used = "\n".join(statements + shown)
+        first = [line for line in first if line.split()[0] in names or line.split()[0] in used]
+        program = "\n".join(first + statements + shown)
+        return {"program": program, "output": run_program(program)}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse a program without output."""
@@ -122,6 +120,59 @@ def run_program(program: str) -> str:
     printed = StringIO()  # not the process's: other threads may print meanwhile
     exec(compile(program, "<program>", "exec"), {"print": partial(print, file=printed)})
     return printed.getvalue().rstrip("\n")
+
+
+def _draw_statements(draw: Callable[[], str], first: Sequence[str], n: int) -> list[str]:
+    """Draw statements until each matters: without it, the variables end with other values.
+
+    Args:
+        draw: Draws a statement.
+        first: The lines that give the variables their first values.
+        n: The number of statements.
+    """
+    start: dict[str, Any] = {}
+    exec("\n".join(first), start)
+    variables = {name: start[name] for name in start if name != "__builtins__"}
+    statements = [draw() for _ in range(n)]
+    codes = [compile(statement, "<statement>", "exec") for statement in statements]
+    while True:
+        states = _states(codes, variables)
+        idle = [len(states) - 1] if len(states) <= n else [i for i in range(n) if _is_idle(i, codes, states)]
+        if not idle:
+            return statements
+        for i in idle:
+            statements[i] = draw()
+            codes[i] = compile(statements[i], "<statement>", "exec")
+
+
+def _states(codes: Sequence[CodeType], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables before each statement and at the end; fewer if one fails, such as by an empty list."""
+    states = [_copied(variables)]
+    for code in codes:
+        names: dict[str, Any] = _copied(states[-1])
+        try:
+            exec(code, names)
+        except (IndexError, ValueError):
+            break
+        states.append({name: names[name] for name in variables})
+    return states
+
+
+def _copied(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[:] if isinstance(value, list) else value for name, value in variables.items()}
+
+
+def _is_idle(i: int, codes: Sequence[CodeType], states: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the variables end with the same values without statement `i`."""
+    names: dict[str, Any] = _copied(states[i])
+    for code, state in zip(codes[i + 1 :], states[i + 1 :], strict=False):
+        if all(names[name] == value for name, value in state.items()):
+            return True
+        try:
+            exec(code, names)
+        except (IndexError, ValueError):
+            return False
+    return all(names[name] == value for name, value in states[-1].items())
 
 
 def _lines(text: str) -> list[str]:
@@ -231,7 +282,7 @@ def _function(random: Random, names: Sequence[str]) -> list[str]:
     return [
         f"def g(n, step={k}):",
         f"    return n if n < {between(random, 4, 7)} else g(n - step) + 1",
-        f"{target} = g({other} % 25)",
+        f"{target} += g({other} % 25)",
     ]
 
 

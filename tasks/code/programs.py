@@ -2,8 +2,8 @@
 
 A function is data: `{"shape": ..., slot: value, ...}`. A shape has lines of Python and a description, with places for
 its slots: numbers, relations, a condition on a number ("C") and a value made of a number ("V"). A mistake is a line in
-which a number or sign is another, or two are exchanged. Every wrong line is right in another function, so that no line
-shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
+which a number, sign, variable or range is another, or two are exchanged. Every wrong line is right in another function,
+so that no line shows by itself that it is wrong. In the lines `{0}`, `{1}`, ... stand for the names of variables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_envs.tasks.code.forms import (
     RELATIONS,
@@ -28,20 +28,23 @@ from llm_envs.tasks.code.forms import (
     turned,
     value_code,
     value_words,
+    words_for_digits,
 )
+from llm_envs.tasks.code.shapes import SHAPES, TWINS
 from llm_envs.tasks.draws import Random, pick
 
 __all__ = [
+    "LETTERS",
     "NAMES",
     "N_NAMES",
     "PLACE",
-    "SHAPES",
     "SLOTS",
     "Function",
     "compares",
     "describe",
     "draw",
     "draw_written",
+    "facts_of",
     "is_function",
     "key_of",
     "mistake",
@@ -55,7 +58,9 @@ __all__ = [
 ]
 
 Function = dict[str, Any]
-N_NAMES = 6
+LETTERS = "abcdefghijk"
+"""Names of variables for functions that nobody sees."""
+N_NAMES = len(LETTERS)
 """Names of variables that a function may need."""
 NAMES = ("value", "item", "left", "right", "total", "count", "best", "size", "place", "rest", "first", "last", "found")
 
@@ -74,195 +79,41 @@ SLOTS: dict[str, tuple[Any, ...]] = {
 """The values of each slot but for conditions and values."""
 
 
-class Shape(NamedTuple):
-    """A kind of function."""
-
-    words: str
-    lines: str
-    """Of its body, with `{xs}` for the list."""
-    is_simple: bool = False
-
-
-SHAPES: dict[str, Shape] = {
-    "total": Shape(
-        "Begin a total at [s]. For each number that [C], [A] [V]. Return the total.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    if [C {2}]:
-        {1} [A] [V {2}]
-return {1}""",
-        True,
-    ),
-    "signed": Shape(
-        "Begin a total at [s]. For each number that [C], [A] [V]; for each other number, [B] the number itself. Return "
-        "the total.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    if [C {2}]:
-        {1} [A] [V {2}]
-    else:
-        {1} [B] {2}
-return {1}""",
-    ),
-    "places": Shape(
-        "Count every number that [C]. The count begins at [s], and at the place [p] (the first is 0).",
-        """\
-{1} = [s]
-for {2} in range([p], len({xs})):
-    if [C {xs}[{2}]]:
-        {1} += 1
-return {1}""",
-        True,
-    ),
-    "extreme": Shape(
-        "For each number that [C], take [V]. Return the [O] value taken, or [d] if there is none.",
-        """\
-{1} = None
-for {2} in {xs}:
-    if [C {2}]:
-        {3} = [V {2}]
-        if {1} is None or {3} [O] {1}:
-            {1} = {3}
-if {1} is None:
-    return [d]
-return {1}""",
-        True,
-    ),
-    "run": Shape(
-        "Return the length of the longest run of neighbours each of which [C], or [d] if that is below [n].",
-        """\
-{1} = 0
-{2} = 0
-for {3} in {xs}:
-    if [C {3}]:
-        {2} += 1
-        {1} = max({1}, {2})
-    else:
-        {2} = 0
-if {1} < [n]:
-    return [d]
-return {1}""",
-    ),
-    "place": Shape(
-        "Count, from the left, every number that [C]. Return the place (the first is 0) at which the count reaches "
-        "[n], or [d] if it never does.",
-        """\
-{1} = 0
-for {2} in range(len({xs})):
-    if [C {xs}[{2}]]:
-        {1} += 1
-        if {1} == [n]:
-            return {2}
-return [d]""",
-        True,
-    ),
-    "pairs": Shape(
-        "Count the pairs of a number that [C] and any later number, for which the first [P] the second is [R] [k].",
-        """\
-{1} = 0
-for {2} in range(len({xs})):
-    if [C {xs}[{2}]]:
-        for {3} in range({2} + 1, len({xs})):
-            if {xs}[{2}] [P] {xs}[{3}] [R] [k]:
-                {1} += 1
-return {1}""",
-    ),
-    "tank": Shape(
-        "A level begins at [s]. For each number, [A] [V]; then a level above [k] becomes [k], and one below [d] "
-        "becomes [d]. Return the level.",
-        """\
-{1} = [s]
-for {2} in {xs}:
-    {1} [A] [V {2}]
-    {1} = min({1}, [k])
-    {1} = max({1}, [d])
-return {1}""",
-    ),
-    "crossing": Shape(
-        "A total begins at [s]. For each number, [A] [V]. Return the place (the first is 0) of the number after which "
-        "the total is [R] [k] for the first time, or [d] if it never is.",
-        """\
-{1} = [s]
-for {2} in range(len({xs})):
-    {1} [A] [V {xs}[{2}]]
-    if {1} [R] [k]:
-        return {2}
-return [d]""",
-    ),
-    "jumps": Shape(
-        "Count the numbers for which the number [P] the one before it is [R] [k]. The count begins at [s].",
-        """\
-{1} = [s]
-for {2} in range(1, len({xs})):
-    if {xs}[{2}] [P] {xs}[{2} - 1] [R] [k]:
-        {1} += 1
-return {1}""",
-        True,
-    ),
-    "chosen": Shape(
-        "For each number that [C], take [V]. Return the list of the values taken, each once, without those that are "
-        "[R] [k].",
-        """\
-{1} = []
-for {2} in {xs}:
-    if [C {2}]:
-        {3} = [V {2}]
-        if not ({3} [R] [k] or {3} in {1}):
-            {1}.append({3})
-return {1}""",
-    ),
-    "windows": Shape(
-        "Add up every [n] neighbouring numbers. Return the [O] sum that [C], or [d] if there is none.",
-        """\
-{1} = None
-for {2} in range(len({xs}) - [n] + 1):
-    {3} = sum({xs}[{2}:{2} + [n]])
-    if [C {3}]:
-        if {1} is None or {3} [O] {1}:
-            {1} = {3}
-if {1} is None:
-    return [d]
-return {1}""",
-    ),
-    "blocks": Shape(
-        "Cut the list into blocks of [n] numbers; the last may be shorter. A block's total begins at [s]; for each of "
-        "its numbers, [A] [V]. Return the list of the totals.",
-        """\
-{1} = []
-for {2} in range(0, len({xs}), [n]):
-    {3} = [s]
-    for {4} in {xs}[{2}:{2} + [n]]:
-        {3} [A] [V {4}]
-    {1}.append({3})
-return {1}""",
-    ),
-    "records": Shape(
-        "A record begins at [k]. Each number that is [R] the record becomes the record. Return how often a number that "
-        "[C] became the record.",
-        """\
-{1} = 0
-{2} = [k]
-for {3} in {xs}:
-    if {3} [R] {2}:
-        {2} = {3}
-        if [C {3}]:
-            {1} += 1
-return {1}""",
-    ),
-}
 _SIMPLE = tuple(name for name, shape in SHAPES.items() if shape.is_simple)
 _FIRST_STAGE = """\
 {5} = []
 for {4} in {0}:
     if [C {4}]:
         {5}.append([V {4}])"""
+_STATE_STAGE = """\
+def {6}({7}):
+    if abs({7}) < [m]:
+        return {7}
+    return {6}(abs({7}) // [m]) + abs({7}) % [m]
+{8} = []
+{9} = [s]
+for {10} in {5}:
+    {9} = ({9} + {6}({10})) % [k]
+    if [C {9}]:
+        {8}.append({10} [P] {9})"""
+_STATE_WORDS = (
+    "The weight of a number whose absolute value is below [m] is the number itself. The weight of any other is the "
+    "weight of the quotient of its absolute value on division by [m], rounded down, plus the remainder of that "
+    "division. Now a state begins at [s]. For each number of the new list, add its weight to the state, and replace "
+    "the state by its remainder on division by [k]; if the state then [C], the newest list has the number [P] the "
+    "state."
+)
+_STATE_SLOTS = "mskPC"
+_STATE_RANGES: dict[str, tuple[Any, ...]] = {"m": (2, 3, 4, 5, 10), "s": tuple(range(5)), "k": tuple(range(5, 13))}
 PLACE = re.compile(r"\[([A-Za-z])(?: ((?:[^][]|\[[^]]*\])+))?\]")
 
 
 def draw(random: Random, *, is_simple: bool = False, n_stages: int = 1) -> Function:
-    """Draw a function: of a simple shape, or of any; with two stages it makes a list first, and works with that."""
+    """Draw a function: of a simple shape, or of any.
+
+    With two stages it makes a list first, and works with that. With three it makes another list of this one, with a
+    state and a recursion.
+    """
     shape = pick(random, _SIMPLE if is_simple else tuple(SHAPES))
     function: Function = {"shape": shape}
     for slot in slots_of(shape):
@@ -272,8 +123,11 @@ def draw(random: Random, *, is_simple: bool = False, n_stages: int = 1) -> Funct
             function[slot] = draw_value(random, is_simple)
         else:
             function[slot] = pick(random, SLOTS[slot])
-    if n_stages == 2:
+    if n_stages >= 2:
         function["before"] = [draw_condition(random, False), draw_value(random, False)]
+    if n_stages == 3:
+        function["state"] = [pick(random, values) for values in _STATE_RANGES.values()]
+        function["state"] += [pick(random, SLOTS["P"]), draw_condition(random, False)]
     return function
 
 
@@ -285,6 +139,8 @@ def draw_written(random: Random, function: Function) -> Function:
     written = {slot: turned(random, what) if slot == "C" else what for slot, what in function.items()}
     if "before" in function:
         written["before"] = [turned(random, function["before"][0]), function["before"][1]]
+    if "state" in function:
+        written["state"] = [*function["state"][:-1], turned(random, function["state"][-1])]
     if compares(function["shape"]) and random() < 0.5:
         sign, step = SHIFTED[function["R"]]
         if function["k"] + step in SLOTS["k"]:
@@ -299,33 +155,42 @@ def compares(shape: str) -> bool:
 
 def source(function: Function) -> list[str]:
     """Return the lines of a function, with `{0}`, `{1}`, ... for its names."""
-    before = function.get("before")
-    lines = ["def f({0}):"]
-    if before is not None:
-        first = dict(zip("CV", before, strict=True))
-        lines += _filled(_FIRST_STAGE, first).split("\n")
-    body = SHAPES[function["shape"]].lines.replace("{xs}", "{5}" if before is not None else "{0}")
-    lines += _filled(body, function).split("\n")
-    return [lines[0], *(f"    {line}" for line in lines[1:])]
+    stages = [_filled(text, slots) for text, slots in _stages_of(function)]
+    lines = "\n".join([*stages, _filled(SHAPES[function["shape"]].lines, function)])
+    return ["def f({0}):", *(f"    {line}" for line in lines.replace("{xs}", _LISTS[len(stages)]).split("\n"))]
+
+
+_LISTS = ("{0}", "{5}", "{8}")
+"""The list after so many stages."""
+
+
+def _stages_of(function: Function) -> list[tuple[str, Function]]:
+    """Return the lines and the slots of the stages before the shape."""
+    stages = []
+    if "before" in function:
+        stages.append((_FIRST_STAGE, dict(zip("CV", function["before"], strict=True))))
+    if "state" in function:
+        stages.append((_STATE_STAGE, dict(zip(_STATE_SLOTS, function["state"], strict=True))))
+    return stages
 
 
 def run(function: Function, inputs: Sequence[Sequence[int]]) -> list[str]:
     """Return what a function gives for each input, as a `repr`, without compiling it anew for other numbers."""
-    lists = _first_stage(function, [list(xs) for xs in inputs])
-    numbers: list[int] = []
-    slots = tuple(
-        (slot, with_names(what, numbers)) for slot, what in function.items() if slot not in ("shape", "before")
-    )
-    code = _compiled(function["shape"], slots)
-    return [repr(code(xs, *numbers)) for xs in lists]
+    slots = {slot: what for slot, what in function.items() if slot not in ("shape", "before", "state")}
+    lists = _run_stages(function, [list(xs) for xs in inputs])
+    return list(map(repr, _run(SHAPES[function["shape"]].lines.replace("{xs}", "{0}"), slots, lists)))
 
 
-def _first_stage(function: Function, lists: list[list[int]]) -> list[list[int]]:
-    if "before" not in function:
-        return lists
+def _run_stages(function: Function, lists: list[Any]) -> list[Any]:
+    for place, (text, slots) in enumerate(_stages_of(function)):
+        before, after = _LISTS[place], _LISTS[place + 1]
+        lists = _run(f"{text.replace(f'in {before}:', 'in {0}:')}\nreturn {after}", slots, lists)
+    return lists
+
+
+def _run(text: str, slots: Function, lists: list[Any]) -> list[Any]:
     numbers: list[int] = []
-    slots = tuple((slot, with_names(what, numbers)) for slot, what in zip("CV", function["before"], strict=True))
-    code = _compiled("", slots)
+    code = _compiled(text, tuple((slot, with_names(what, numbers)) for slot, what in slots.items()))
     return [code(xs, *numbers) for xs in lists]
 
 
@@ -338,33 +203,55 @@ def with_names(what: Any, numbers: list[int]) -> Any:
 
 
 @lru_cache(maxsize=10_000)
-def _compiled(shape: str, slots: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """Return a function of the list and of the numbers in the slots; without a shape, the first stage."""
-    text = SHAPES[shape].lines.replace("{xs}", "{0}") if shape else f"{_FIRST_STAGE}\nreturn {{5}}"
+def _compiled(text: str, slots: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """Return a function of the list `{0}` and of the numbers in the slots."""
     names = sorted(set(re.findall(r"\bn\d+\b", repr(slots))), key=lambda name: int(name[1:]))
-    body = _filled(text, dict(slots)).format(*"abcdef").replace("\n", "\n    ")
+    body = _filled(text, dict(slots)).format(*LETTERS).replace("\n", "\n    ")
     namespace: dict[str, Any] = {}
     exec(f"def f({', '.join(['a', *names])}):\n    {body}", namespace)
     compiled: Callable[..., Any] = namespace["f"]
     return compiled
 
 
-def describe(function: Function) -> str:
-    """Return in words what a function should do with its list."""
+def describe(function: Function, *, is_spoken: bool = False) -> str:
+    """Return in words what a function should do with its list, perhaps with words for the numbers from 2 to 12."""
+    text = _said(SHAPES[function["shape"]].words, function)
+    if "state" in function:
+        stage = _said(_STATE_WORDS, dict(zip(_STATE_SLOTS, function["state"], strict=True)))
+        text = f"{stage} Then, with the newest list: {text}"
+    if (before := function.get("before")) is not None:
+        condition, value = condition_words(before[0]), value_words(before[1])
+        then = "" if "state" in function else "Then: "
+        text = f"First replace the list: for each number that {condition}, the new list has {value}. {then}{text}"
+    return words_for_digits(text) if is_spoken else text
 
+
+def _said(text: str, function: Function) -> str:
     def words(found: re.Match[str]) -> str:
         slot, what = found[1], function[found[1]]
         if slot == "C":
             return condition_words(what)
-        if slot == "V":
-            return value_words(what)
-        return slot_words(slot, what)
+        return value_words(what) if slot == "V" else slot_words(slot, what)
 
-    text = PLACE.sub(words, SHAPES[function["shape"]].words)
-    if (before := function.get("before")) is None:
-        return text
-    condition, value = condition_words(before[0]), value_words(before[1])
-    return f"First replace the list: for each number that {condition}, the new list has {value}. Then: {text}"
+    return PLACE.sub(words, text)
+
+
+def facts_of(function: Function) -> list[Any]:
+    """Return what somebody must know to judge the lines of a function: its numbers, signs and kinds, as they are told.
+
+    The same facts have the same places in a function and in its neighbours, if no more than a number or sign differs.
+    """
+    told = [found[1] for found in PLACE.finditer(SHAPES[function["shape"]].words)]
+    parts = [function.get("before", []), function.get("state", []), function["shape"]]
+    return list(_leaves([*parts, *(function[slot] for slot in dict.fromkeys(told))]))
+
+
+def _leaves(what: Any) -> Iterator[Any]:
+    if not isinstance(what, list):
+        yield what
+        return
+    for part in what:
+        yield from _leaves(part)
 
 
 def slot_words(slot: str, what: Any) -> str:
@@ -375,7 +262,7 @@ def slot_words(slot: str, what: Any) -> str:
 
 
 def neighbours(function: Function) -> list[Function]:
-    """Return the functions in which one sign or number is another, by at most 3, or two are exchanged."""
+    """Return the functions in which a variable, a range, a sign or a number is another, or two are exchanged."""
     return list(_neighbours(function))
 
 
@@ -391,13 +278,22 @@ def is_function(value: Any) -> bool:
     """Whether data from elsewhere are a function."""
     if not isinstance(value, dict) or value.get("shape") not in SHAPES:
         return False
-    if value.keys() - {"before"} != {"shape", *slots_of(value["shape"])}:
+    if value.keys() - {"before", "state"} != {"shape", *slots_of(value["shape"])}:
+        return False
+    if "state" in value and ("before" not in value or not _is_state(value["state"])):
         return False
     parts = [value[slot] for slot in ("C", "V") if slot in value]
     before = value.get("before", [["one", ">", 0], ["same"]])
     if not isinstance(before, list) or len(before) != 2 or not all(map(is_possible, [*parts, *before])):
         return False
     return all(what in SLOTS[slot] for slot, what in value.items() if slot in SLOTS)
+
+
+def _is_state(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != len(_STATE_SLOTS) or not is_possible(value[-1]):
+        return False
+    ranges = (*_STATE_RANGES.values(), SLOTS["P"])
+    return all(type(what) in (int, str) and what in values for what, values in zip(value, ranges, strict=False))
 
 
 def key_of(function: Function) -> Function:
@@ -410,6 +306,9 @@ def key_of(function: Function) -> Function:
         **function,
         **conditions,
         **({"before": [normal_condition(before[0]), before[1]]} if before is not None else {}),
+        **(
+            {"state": [*function["state"][:-1], normal_condition(function["state"][-1])]} if "state" in function else {}
+        ),
     }
 
 
@@ -420,7 +319,7 @@ def near(function: Function) -> list[int]:
     """
     numbers = {number + step for number in _numbers_of(function) for step in (-1, 0, 1)} or {0}
     if "before" in function:
-        made = _first_stage(function, [[x] for x in _RANGE])
+        made = _run_stages({slot: function[slot] for slot in ("shape", "before")}, [[x] for x in _RANGE])
         numbers |= {x for x, xs in zip(_RANGE, made, strict=True) if not numbers.isdisjoint(xs)}
     return sorted(numbers)
 
@@ -451,6 +350,8 @@ def _filled(text: str, function: Function) -> str:
 
 
 def _neighbours(function: Function) -> Iterator[Function]:
+    if function["shape"] in TWINS:
+        yield {**function, "shape": TWINS[function["shape"]]}
     for slot, what in sorted(function.items()):  # the same order for a copy with its keys in another order
         if slot in ("C", "V"):
             for other in one_step_away(what):
@@ -458,7 +359,16 @@ def _neighbours(function: Function) -> Iterator[Function]:
         elif slot == "before":
             yield from ({**function, slot: [other, what[1]]} for other in one_step_away(what[0]))
             yield from ({**function, slot: [what[0], other]} for other in one_step_away(what[1]))
+        elif slot == "state":
+            yield from ({**function, slot: other} for other in _other_states(what))
         elif slot in "Rdks":  # the others have few values: a table of lines would know the other one
             for other in next_to(what):
                 if other in SLOTS[slot]:
                     yield {**function, slot: other}
+
+
+def _other_states(state: list[Any]) -> Iterator[list[Any]]:
+    for place, what in enumerate(state):
+        for other in next_to(what):
+            if _is_state(changed := [*state[:place], other, *state[place + 1 :]]):
+                yield changed

@@ -6,7 +6,7 @@ import builtins
 import keyword
 import re
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,14 @@ from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
 from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.judging import passes
 from llm_envs.tasks.code.programs import (
+    LETTERS,
     N_NAMES,
     NAMES,
     Function,
     describe,
     draw,
     draw_written,
+    facts_of,
     is_function,
     key_of,
     mistake,
@@ -37,11 +39,17 @@ __all__ = ["MOST_CHANGES", "RepairFunctionEnv", "changes"]
 MOST_CHANGES = 3
 """Words, numbers and signs by which the new line may differ: else a line that does all at once, and comes before the
 wrong one or in its place, would be right for every mistake of a function."""
+_KEPT = 10
+"""Facts that a reader keeps."""
 _N_INPUTS = 10
 _N_PROBES = 120
 """Inputs, beside these, among which one is looked for that tells the right line from one whose number is off by one."""
 _N_TRIES = 6
 """Number of mistakes of one function to try: comparing the words with the signs must not find it."""
+_TWIN_SHARE, _FIRST_SHARE = 0.1, 0.12
+"""Shares of mistakes in a variable or a range, and in a number that is returned or begins a total."""
+_FIRST = ("s", "d")
+_OTHER_SLOTS = ("C", "V", "R", "k", "before", "state")
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*(?:\n|$)")
 _ANSWER = re.compile(
     r"(?:the answer is:?\s+)?[*`-]*\s*(?:line\s+)?(\d{1,3})(?: should be| becomes| is)?[*`]*\s*[:.)][*]*\s*(.*?)",
@@ -56,7 +64,8 @@ class RepairFunctionEnv(SingleTurnEnv):
 
     ## Description
     A function on a list of whole numbers has one line that is wrong; what it should do is described in words. The wrong
-    line would be right in another function: it has another number, comparison or sign, or two of them are exchanged.
+    line would be right in another function: it has another number, comparison, sign, variable or range, or two of them
+    are exchanged.
     The right lines need not have the numbers of the description (`>= 4` for greater than 3), so that comparing numbers
     and signs with words does not find the mistake. The answer names the line and
     its new text; the function with that line is run in a sandbox on inputs that are not shown. Every line that makes it
@@ -82,11 +91,14 @@ class RepairFunctionEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". A function is in one split, whatever its mistake and its names.
     - `difficulty`: "easy" (default): short functions, a wrong call is shown, the names are telling; "medium": all
-      functions, no call is shown; "hard": the names are single letters; "expert": the function makes a new list first.
+      functions, no call is shown, and half of the texts also tell an earlier version; "hard": the names are single
+      letters, and numbers are words; "expert": the function makes two lists first, with a
+      state and a recursion.
     - `reset(options={"problem": {"function": ..., "written": ..., "mistake": 0, "names": ["a", "b", "c", "d", "e",
-      "f"], "inputs": [[1, 2], []], "shown": 0}})`: a function as `tasks/code/programs.py` makes it, one that does the
-      same and whose lines are shown, which of its neighbours has the mistake, names of its variables, the inputs, and
-      which of them is shown, or -1.
+      "f"], "inputs": [[1, 2], []], "shown": 0, "former": -1}})`: a function as `tasks/code/programs.py` makes it, one
+      that does the same and whose lines are shown, which of its neighbours has the mistake, names of its variables,
+      the inputs, which of them is shown, or -1, and which of the function's neighbours is told as an earlier version,
+      or -1.
 
     ## Version History
     - v0: first version.
@@ -99,26 +111,36 @@ class RepairFunctionEnv(SingleTurnEnv):
         "easy": Difficulty(
             "short functions, a wrong call is shown",
             chance_rate=0.15,
-            settings={"names": NAMES, "shown": True, "is_simple": True, "n_stages": 1},
+            settings={
+                "names": NAMES, "shown": True, "is_simple": True, "n_stages": 1, "decoys": 0.0, "is_spoken": False,
+            },
         ),
         "medium": Difficulty(
             "all functions, no call is shown",
             chance_rate=0.15,
-            settings={"names": NAMES, "shown": False, "is_simple": False, "n_stages": 1},
+            settings={
+                "names": NAMES, "shown": False, "is_simple": False, "n_stages": 1, "decoys": 0.5, "is_spoken": False,
+            },
         ),
         "hard": Difficulty(
             "single letters",
             chance_rate=0.15,
-            settings={"names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 1},
+            settings={
+                "names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 1, "decoys": 0.5, "is_spoken": True,
+            },
         ),
         "expert": Difficulty(
-            "single letters, two stages",
+            "single letters, three stages, a state and a recursion",
             chance_rate=0.15,
-            settings={"names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 2},
+            settings={
+                "names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 3, "decoys": 0.5, "is_spoken": True,
+            },
         ),
-    }
+    }  # fmt: skip
     default_difficulty = "easy"
-    problem_fields = {"function": dict, "written": dict, "mistake": int, "names": list, "inputs": list, "shown": int}
+    problem_fields = {
+        "function": dict, "written": dict, "mistake": int, "names": list, "inputs": list, "shown": int, "former": int,
+    }  # fmt: skip
     instructions = (
         "One line of the function is wrong. Answer with the number of that line, a colon, and the corrected line. "
         f"Change at most {MOST_CHANGES} words, numbers and signs of it."
@@ -132,9 +154,11 @@ class RepairFunctionEnv(SingleTurnEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a function, one of its mistakes, and inputs; at least two of these show it.
 
-        A mistake that is found by comparing the text with the code is drawn again.
+        A mistake that is found by comparing the text with the code is drawn again, and one whose right line does the
+        same with a number off by one.
         """
         random, settings = self.np_random.random, self.settings
+        slots = _draw_slots(random)
         while True:
             function = draw(random, is_simple=settings["is_simple"], n_stages=settings["n_stages"])
             written = draw_written(random, function)
@@ -145,18 +169,24 @@ class RepairFunctionEnv(SingleTurnEnv):
                 continue
             around = neighbours(written)
             for number in sample(random, range(len(around)), min(_N_TRIES, len(around))):
-                if (found := mistake(written, around[number])) is None:
+                found = mistake(written, around[number])
+                if found is None or _slot_of(written, around[number]) not in slots:
                     continue
                 wrong = run(around[number], inputs)
                 differing = [i for i, value in enumerate(expected) if value != wrong[i]]
-                if len(differing) >= 2 and not _is_compared(function, written, found, inputs):
+                former = between(random, 0, len(neighbours(function)) - 1) if random() < settings["decoys"] else -1
+                texts = [describe(function), _text(function, former)]
+                if len(differing) < 2 or any(_is_compared(text, written, found, inputs) for text in texts):
+                    continue
+                if (more := _telling(random, written, found[0], inputs, numbers)) is not None:
                     return {
                         "function": function,
                         "written": written,
                         "mistake": number,
                         "names": sample(random, settings["names"], N_NAMES),
-                        "inputs": inputs + _telling(random, written, found[0], inputs, numbers),
+                        "inputs": inputs + more,
                         "shown": pick(random, differing) if settings["shown"] else -1,
+                        "former": former,
                     }
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -175,6 +205,8 @@ class RepairFunctionEnv(SingleTurnEnv):
             raise InvalidActionError("its inputs must be lists of whole numbers")
         if not -1 <= problem["shown"] < len(inputs):
             raise InvalidActionError("its shown input does not exist")
+        if not -1 <= problem["former"] < len(neighbours(function)):
+            raise InvalidActionError("its former must be -1, or the number of a neighbour of its function")
         names = problem["names"]
         if not all(isinstance(n, str) and n.isidentifier() for n in names) or len(set(names)) < N_NAMES:
             raise InvalidActionError(f"it must have {N_NAMES} different names of variables")
@@ -198,19 +230,34 @@ class RepairFunctionEnv(SingleTurnEnv):
         self._lines[self._place] = wrong.format(*self.problem["names"])
 
     def shortcuts(self) -> Mapping[str, str]:
-        """Return what is found by comparing the numbers and signs of the code with those of the purpose."""
-        replies = {}
-        for name, lines in compared_repairs(describe(self.problem["function"]), self._lines).items():
-            changed = [i for i, line in enumerate(lines) if line != self._lines[i]]
-            replies[name] = self.write_answer(f"{changed[0] + 1}: {lines[changed[0]].strip()}")
+        """Return what is found by comparing the numbers and signs of the code with those of the purpose.
+
+        At the expert level also the answer of a reader that reads the purpose once, keeps the last 10 of its numbers
+        and signs, and judges each line rightly by these.
+        """
+        function, former, replies = self.problem["function"], self.problem["former"], {}
+        for said, text in (("", describe(function)), (", of both versions", _text(function, former))):
+            for name, lines in compared_repairs(text, self._lines).items():
+                changed = [i for i, line in enumerate(lines) if line != self._lines[i]]
+                replies[name + said] = self.write_answer(f"{changed[0] + 1}: {lines[changed[0]].strip()}")
+        if "state" in function:
+            lines = self._right if self._is_kept() else self._lines
+            replies[f"reader({_KEPT})"] = self.write_answer(f"{self._place + 1}: {lines[self._place].strip()}")
         return replies
+
+    def _is_kept(self) -> bool:
+        """Whether the mistake is in one of the last facts of the purpose."""
+        written = self.problem["written"]
+        right, wrong = facts_of(written), facts_of(neighbours(written)[self.problem["mistake"]])
+        n_before = next((i for i, (a, b) in enumerate(zip(right, wrong, strict=False)) if a != b), 0)
+        return n_before >= len(right) - _KEPT
 
     def prompt(self) -> str:
         """Return the purpose and the function with its mistake."""
         numbered = "\n".join(f"{i:2}: {line}" for i, line in enumerate(self._lines, 1))
         text = (
             "This function takes a list of whole numbers. It should do this:\n"
-            f"{describe(self.problem['function'])}\n{numbered}"
+            f"{_text(self.problem['function'], self.problem['former'], self.settings['is_spoken'])}\n{numbered}"
         )
         if (shown := self.problem["shown"]) >= 0:
             xs = self.problem["inputs"][shown]
@@ -229,7 +276,7 @@ class RepairFunctionEnv(SingleTurnEnv):
         lines, place = list(self._lines), int(found[1]) - 1
         if not 0 <= place < len(lines):
             raise InvalidActionError(f"the function has {len(lines)} lines, and no line {found[1]}")
-        line = found[2].strip(" `").partition("#")[0].strip()
+        line = found[2].strip(" `*").partition("#")[0].strip()
         if (n := changes(lines[place], line)) > MOST_CHANGES:
             raise InvalidActionError(f"line {found[1]} changes {n} words, numbers and signs, over {MOST_CHANGES}")
         indentation = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
@@ -237,6 +284,31 @@ class RepairFunctionEnv(SingleTurnEnv):
         inputs = self.problem["inputs"]
         expected = [literal_eval(value) for value in run(self.problem["function"], inputs)]
         return passes("\n".join(lines), [f"f({xs})" for xs in inputs], expected)
+
+
+def _text(function: Function, former: int, is_spoken: bool = False) -> str:
+    """Return what a function should do, perhaps with what it did before: one of its neighbours, or none for -1."""
+    text = describe(function, is_spoken=is_spoken)
+    if former < 0:
+        return text
+    earlier = describe(neighbours(function)[former], is_spoken=is_spoken)
+    return f"{text}\nUntil version 2 it did this instead:\n{earlier}"
+
+
+def _draw_slots(random: Random) -> Collection[str]:
+    """Draw where the mistake may be: no player that always mends one kind of part is often right.
+
+    Without this, comparing words with signs would leave mostly other variables, other ranges and first numbers.
+    """
+    kind = random()
+    if kind < _TWIN_SHARE:
+        return ("shape",)
+    return _FIRST if kind < _TWIN_SHARE + _FIRST_SHARE else _OTHER_SLOTS
+
+
+def _slot_of(written: Function, other: Function) -> str:
+    """Return the part in which two functions differ."""
+    return next(slot for slot in written if written[slot] != other[slot])
 
 
 def changes(old: str, new: str) -> int:
@@ -252,15 +324,13 @@ def changes(old: str, new: str) -> int:
     return row[-1]
 
 
-def _is_compared(
-    function: Function, written: Function, found: tuple[int, str], inputs: Sequence[Sequence[int]]
-) -> bool:
+def _is_compared(text: str, written: Function, found: tuple[int, str], inputs: Sequence[Sequence[int]]) -> bool:
     """Whether a player that compares the words with the signs mends a line of the mistake, here or in one answer."""
-    right, place = [line.format(*"abcdef") for line in source(written)], found[0]
-    wrong = [*right[:place], found[1].format(*"abcdef"), *right[place + 1 :]]
+    right, place = [line.format(*LETTERS) for line in source(written)], found[0]
+    wrong = [*right[:place], found[1].format(*LETTERS), *right[place + 1 :]]
     if changes(right[place], wrong[place]) > MOST_CHANGES:
         return True
-    repairs = {lines[place] for lines in compared_repairs(describe(function), wrong).values()} - {wrong[place]}
+    repairs = {lines[place] for lines in compared_repairs(text, wrong).values()} - {wrong[place]}
     if right[place] in repairs:
         return True
     expected = outcomes(right, inputs) if repairs else []
@@ -269,10 +339,15 @@ def _is_compared(
 
 def _telling(
     random: Random, written: Function, place: int, inputs: Sequence[list[int]], numbers: Sequence[int]
-) -> list[list[int]]:
-    """Draw inputs that tell the right line from those with a number off by one, as far as the given ones do not."""
-    right = [line.format(*"abcdef") for line in source(written)]
-    others = [[*right[:place], line, *right[place + 1 :]] for line in off_by_one(right[place])]
+) -> list[list[int]] | None:
+    """Draw inputs that tell the right line from its neighbours, as far as the given ones do not.
+
+    Its neighbours are the lines with a number off by one, and all its mistakes; None if one of them is not told.
+    """
+    right = [line.format(*LETTERS) for line in source(written)]
+    mistakes = [found[1] for other in neighbours(written) if (found := mistake(written, other)) and found[0] == place]
+    lines = dict.fromkeys([*off_by_one(right[place]), *(line.format(*LETTERS) for line in mistakes)])
+    others = [[*right[:place], line, *right[place + 1 :]] for line in lines]
 
     def probes() -> list[list[int]]:
         return [_draw_list(random, numbers, between(random, 1, 9)) for _ in range(_N_PROBES)]

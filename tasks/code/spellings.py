@@ -24,6 +24,9 @@ def spell_condition(condition: Sequence[Any], x: str, spelling: int) -> str:
     kind, sign, a, *more = condition
     if spelling == 0:
         return condition_code(condition, x)
+    if kind in ("both", "neither"):
+        both = f"{spell_condition(a, x, spelling)} {sign} {spell_condition(more[0], x, spelling)}"
+        return both if kind == "both" else f"not ({both})"
     if kind == "one":
         if spelling == 1:
             return f"not {x} {NEGATED[sign]} {a}"

@@ -14,7 +14,20 @@ from typing import Any, NamedTuple
 from llm_envs.tasks.draws import Random, between, pick, sample
 from llm_envs.tasks.sqlite_world import THEMES
 
-__all__ = ["CANONICAL", "KINDS", "LEVELS", "Kind", "Words", "quoted"]
+__all__ = [
+    "CANONICAL",
+    "KINDS",
+    "LEVELS",
+    "RELATIONS",
+    "Kind",
+    "Literal",
+    "Words",
+    "a_link",
+    "draw_bound",
+    "draw_group",
+    "draw_relation",
+    "quoted",
+]
 
 _VERBS = {"shop": "ordered", "library": "borrowed", "school": "taken", "clinic": "received"}
 """A verb for the people of a theme and its things."""
@@ -105,21 +118,23 @@ def quoted(value: Any) -> str:
     return str(value)
 
 
-_RELATIONS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
+RELATIONS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
 _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _ORDERS = {"DESC": "highest", "ASC": "lowest"}
 _AGGREGATES = {"sum": "the total {}", "avg": "the average {}", "max": "the highest {}", "min": "the lowest {}"}
 
 
-def _relation(random: Random) -> str:
-    return pick(random, tuple(_RELATIONS))
+def draw_relation(random: Random) -> str:
+    """Draw the sign of a comparison."""
+    return pick(random, tuple(RELATIONS))
 
 
-def _group(random: Random, rows: Sequence[Sequence[Any]]) -> str:
+def draw_group(random: Random, rows: Sequence[Sequence[Any]]) -> str:
+    """Draw one of the groups of the rows."""
     return str(pick(random, rows)[2])
 
 
-def _bound(random: Random, rows: Sequence[Sequence[Any]]) -> int:
+def draw_bound(random: Random, rows: Sequence[Sequence[Any]]) -> int:
     """Draw a number of the rows that is neither the lowest nor the highest, unless there are no others."""
     numbers = sorted({row[3] for row in rows})
     return int(pick(random, numbers[1:-1] or numbers))
@@ -133,9 +148,9 @@ def _draw_listed(random: Random, w: Words) -> list[Any]:
     rows = w.rows(side)
     return [
         side,
-        _group(random, rows),
-        _relation(random),
-        _bound(random, rows),
+        draw_group(random, rows),
+        draw_relation(random),
+        draw_bound(random, rows),
         pick(random, tuple(_ORDERS)),
     ]
 
@@ -144,7 +159,7 @@ def _say_listed(w: Words, side: str, group: str, relation: str, bound: int, orde
     _, noun, label, grouped, number = w.side(side)
     return (
         f"List the {label} and the {number} of every {noun} whose {grouped} is not {group} and whose {number} is "
-        f"{_RELATIONS[relation]} {bound}. Sort by {number}, the {_ORDERS[order]} first; sort rows with the same "
+        f"{RELATIONS[relation]} {bound}. Sort by {number}, the {_ORDERS[order]} first; sort rows with the same "
         f"{number} by {label}."
     )
 
@@ -160,7 +175,7 @@ def _sql_listed(w: Words, lit: Literal, side: str, group: str, relation: str, bo
 
 def _draw_top(random: Random, w: Words) -> list[Any]:
     side = pick(random, "ab")
-    return [side, between(random, 2, 4), pick(random, tuple(_ORDERS)), _group(random, w.rows(side))]
+    return [side, between(random, 2, 4), pick(random, tuple(_ORDERS)), draw_group(random, w.rows(side))]
 
 
 def _say_top(w: Words, side: str, n: int, order: str, group: str) -> str:
@@ -188,9 +203,9 @@ def _least(random: Random, counts: Mapping[Any, int]) -> int:
 
 
 def _draw_per_group(random: Random, w: Words) -> list[Any]:
-    side, aggregate, relation = pick(random, "ab"), pick(random, (*_AGGREGATES, "count")), _relation(random)
+    side, aggregate, relation = pick(random, "ab"), pick(random, (*_AGGREGATES, "count")), draw_relation(random)
     rows = w.rows(side)
-    bound = _bound(random, rows)
+    bound = draw_bound(random, rows)
     least = _least(random, Counter(row[2] for row in rows if _COMPARE[relation](row[3], bound)))
     return [side, aggregate, relation, bound, least]
 
@@ -199,7 +214,7 @@ def _say_per_group(w: Words, side: str, aggregate: str, relation: str, bound: in
     table, _, _, grouped, number = w.side(side)
     what = "their number" if aggregate == "count" else _AGGREGATES[aggregate].format(number)
     return (
-        f"Consider only the {table} whose {number} is {_RELATIONS[relation]} {bound}. For each {grouped} with at least "
+        f"Consider only the {table} whose {number} is {RELATIONS[relation]} {bound}. For each {grouped} with at least "
         f"{least} of them, give the {grouped} and {what}. Sort by {grouped} in reverse alphabetical order."
     )
 
@@ -217,15 +232,15 @@ def _sql_per_group(w: Words, lit: Literal, side: str, aggregate: str, relation: 
 
 
 def _draw_totals(random: Random, w: Words) -> list[Any]:
-    aggregate, relation = pick(random, ("sum", "max", "min", "count")), _relation(random)
-    bound = _bound(random, w.k_rows)
+    aggregate, relation = pick(random, ("sum", "max", "min", "count")), draw_relation(random)
+    bound = draw_bound(random, w.k_rows)
     least = _least(random, Counter(row[1] for row in w.k_rows if _COMPARE[relation](row[3], bound)))
-    return [aggregate, relation, bound, least, _group(random, w.a_rows)]
+    return [aggregate, relation, bound, least, draw_group(random, w.a_rows)]
 
 
 def _say_totals(w: Words, aggregate: str, relation: str, bound: int, least: int, group: str) -> str:
     return (
-        f"Consider only the {w.k} whose {w.measure} is {_RELATIONS[relation]} {bound}. For each {w.a_noun} whose "
+        f"Consider only the {w.k} whose {w.measure} is {RELATIONS[relation]} {bound}. For each {w.a_noun} whose "
         f"{w.a_group} is not {group} and who has at least {least} of these {w.k}, give the {w.a_label} and "
         f"{_of_links(w, aggregate)}. Sort by this value, the highest first; sort equal values by {w.a_label}."
     )
@@ -240,7 +255,8 @@ def _sql_totals(w: Words, lit: Literal, aggregate: str, relation: str, bound: in
     )
 
 
-def _a_link(w: Words) -> str:
+def a_link(w: Words) -> str:
+    """Return the noun of a link with its article."""
     return f"{'an' if w.k_noun[0] in 'aeiou' else 'a'} {w.k_noun}"
 
 
@@ -253,9 +269,9 @@ def _of_links(w: Words, aggregate: str) -> str:
 def _say_linked(w: Words, group: str, relation: str, bound: int, order: str) -> str:
     way = "" if order == "ASC" else " in reverse alphabetical order"
     return (
-        f"Which {w.b} have been {w.verb} by a {w.a_noun} whose {w.a_group} is {group}, in {_a_link(w)} whose "
+        f"Which {w.b} have been {w.verb} by a {w.a_noun} whose {w.a_group} is {group}, in {a_link(w)} whose "
         f"{w.measure} is "
-        f"{_RELATIONS[relation]} {bound}? List the {w.b_label} of each of them once. Sort by {w.b_label}{way}."
+        f"{RELATIONS[relation]} {bound}? List the {w.b_label} of each of them once. Sort by {w.b_label}{way}."
     )
 
 
@@ -268,14 +284,14 @@ def _sql_linked(w: Words, lit: Literal, group: str, relation: str, bound: int, o
 
 def _draw_counted(random: Random, w: Words) -> list[Any]:
     aggregate = pick(random, (*_AGGREGATES, "count"))
-    bounds = [_relation(random), _bound(random, w.k_rows), _relation(random), _bound(random, w.a_rows)]
+    bounds = [draw_relation(random), draw_bound(random, w.k_rows), draw_relation(random), draw_bound(random, w.a_rows)]
     return [aggregate, *bounds]
 
 
 def _say_counted(w: Words, aggregate: str, first: str, bound: int, second: str, limit: int) -> str:
     return (
-        f"Consider only the {w.k} whose {w.measure} is {_RELATIONS[first]} {bound}, of {w.a} whose {w.a_number} is "
-        f"{_RELATIONS[second]} {limit}. For each {w.b_group} of the {w.b} in these {w.k}, give the {w.b_group} and "
+        f"Consider only the {w.k} whose {w.measure} is {RELATIONS[first]} {bound}, of {w.a} whose {w.a_number} is "
+        f"{RELATIONS[second]} {limit}. For each {w.b_group} of the {w.b} in these {w.k}, give the {w.b_group} and "
         f"{_of_links(w, aggregate)}. Sort by {w.b_group} in reverse alphabetical order."
     )
 
@@ -293,20 +309,20 @@ def _sql_counted(w: Words, lit: Literal, aggregate: str, first: str, bound: int,
 
 def _draw_missing(random: Random, w: Words) -> list[Any]:
     return [
-        _group(random, w.b_rows),
+        draw_group(random, w.b_rows),
         pick(random, (">", ">=")),
-        _bound(random, w.k_rows),
-        _relation(random),
-        _bound(random, w.a_rows),
+        draw_bound(random, w.k_rows),
+        draw_relation(random),
+        draw_bound(random, w.a_rows),
     ]
 
 
 def _say_missing(w: Words, group: str, first: str, bound: int, second: str, limit: int) -> str:
     return (
-        f"List the {w.a_label} of every {w.a_noun} whose {w.a_number} is {_RELATIONS[second]} {limit} and who has "
+        f"List the {w.a_label} of every {w.a_noun} whose {w.a_number} is {RELATIONS[second]} {limit} and who has "
         f"never "
-        f"{w.verb} a {w.b_noun} whose {w.b_group} is {group} in {_a_link(w)} whose {w.measure} is "
-        f"{_RELATIONS[first]} {bound}. Sort by {w.a_label}."
+        f"{w.verb} a {w.b_noun} whose {w.b_group} is {group} in {a_link(w)} whose {w.measure} is "
+        f"{RELATIONS[first]} {bound}. Sort by {w.a_label}."
     )
 
 
@@ -325,7 +341,7 @@ def _sql_missing(w: Words, lit: Literal, group: str, first: str, bound: int, sec
 def _say_above_own(w: Words, side: str, relation: str, group: str) -> str:
     table, noun, label, grouped, number = w.side(side)
     return (
-        f"List the {grouped} and the {label} of every {noun} whose {number} is {_RELATIONS[relation]} the average "
+        f"List the {grouped} and the {label} of every {noun} whose {number} is {RELATIONS[relation]} the average "
         f"{number} of all {table} "
         f"with the same {grouped}. Leave out those whose {grouped} is {group}. Sort by {grouped}, then by {label}."
     )
@@ -342,12 +358,12 @@ def _sql_above_own(w: Words, lit: Literal, side: str, relation: str, group: str)
 
 def _draw_above_own(random: Random, w: Words) -> list[Any]:
     side = pick(random, "ab")
-    return [side, _relation(random), _group(random, w.rows(side))]
+    return [side, draw_relation(random), draw_group(random, w.rows(side))]
 
 
 def _say_spread(w: Words, relation: str, bound: int, least: int) -> str:
     return (
-        f"Consider only the {w.k} whose {w.measure} is {_RELATIONS[relation]} {bound}. Count for each {w.b_noun} the "
+        f"Consider only the {w.k} whose {w.measure} is {RELATIONS[relation]} {bound}. Count for each {w.b_noun} the "
         f"different values of {w.a_group} among the {w.a} of these {w.k}. List the {w.b_label} and this count where "
         f"it is "
         f"at least {least}. Sort by the count, the highest first; sort equal counts by {w.b_label}."
@@ -365,7 +381,7 @@ def _sql_spread(w: Words, lit: Literal, relation: str, bound: int, least: int) -
 def _say_monthly(w: Words, group: str, relation: str, bound: int) -> str:
     return (
         f"Consider only the {w.k} of a {w.b_noun} whose {w.b_group} is {group}, by {w.a} whose {w.a_number} is "
-        f"{_RELATIONS[relation]} {bound}. For each month with any of them give the month (as YYYY-MM, from date) and "
+        f"{RELATIONS[relation]} {bound}. For each month with any of them give the month (as YYYY-MM, from date) and "
         f"the "
         f"total {w.measure}. Sort by month, the latest first."
     )
@@ -383,7 +399,7 @@ def _sql_monthly(w: Words, lit: Literal, group: str, relation: str, bound: int) 
 
 def _say_best(w: Words, relation: str, bound: int) -> str:
     return (
-        f"Consider only the {w.k} whose {w.measure} is {_RELATIONS[relation]} {bound}. For each {w.b_group} give "
+        f"Consider only the {w.k} whose {w.measure} is {RELATIONS[relation]} {bound}. For each {w.b_group} give "
         f"the {w.b_noun} with the most of these {w.k} (each of them, if several have the most): list the {w.b_group}, "
         f"the "
         f"{w.b_label} and the number of these {w.k}. Sort by {w.b_group} in reverse alphabetical order, then by "
@@ -405,13 +421,13 @@ def _sql_best(w: Words, lit: Literal, relation: str, bound: int) -> str:
 
 def _draw_but_not(random: Random, w: Words) -> list[Any]:
     groups = sample(random, sorted({row[2] for row in w.b_rows}), 2)
-    return [*groups, _relation(random), _bound(random, w.k_rows)]
+    return [*groups, draw_relation(random), draw_bound(random, w.k_rows)]
 
 
 def _say_but_not(w: Words, group: str, other: str, relation: str, bound: int) -> str:
     return (
         f"List the {w.a_label} of every {w.a_noun} who has {w.verb} a {w.b_noun} whose {w.b_group} is {group} in "
-        f"{_a_link(w)} whose {w.measure} is {_RELATIONS[relation]} {bound}, but has never {w.verb} a {w.b_noun} whose "
+        f"{a_link(w)} whose {w.measure} is {RELATIONS[relation]} {bound}, but has never {w.verb} a {w.b_noun} whose "
         f"{w.b_group} is "
         f"{other}. Sort by {w.a_label} in reverse alphabetical order."
     )
@@ -427,7 +443,7 @@ def _sql_but_not(w: Words, lit: Literal, group: str, other: str, relation: str, 
 
 def _say_of_month(w: Words, relation: str, bound: int) -> str:
     return (
-        f"Consider only the {w.k} whose {w.measure} is {_RELATIONS[relation]} {bound}. For each month (as YYYY-MM, "
+        f"Consider only the {w.k} whose {w.measure} is {RELATIONS[relation]} {bound}. For each month (as YYYY-MM, "
         f"from date) give the {w.b_group} of {w.b} with the most of these {w.k} (each of them, if several have the "
         f"most): "
         f"list the month, the {w.b_group} and the number of these {w.k}. Sort by month, the latest first, then by "
@@ -446,26 +462,6 @@ def _sql_of_month(w: Words, lit: Literal, relation: str, bound: int) -> str:
     )
 
 
-def _say_rising(w: Words, group: str, relation: str, bound: int) -> str:
-    return (
-        f"Consider only the {w.k} of a {w.b_noun} whose {w.b_group} is not {group}, and whose own {w.measure} is "
-        f"{_RELATIONS[relation]} {bound}. In which months was their number greater than in the month before it that "
-        f"has "
-        "any of them? List the month (as YYYY-MM, from date) and the number. Sort by month, the latest first."
-    )
-
-
-def _sql_rising(w: Words, lit: Literal, group: str, relation: str, bound: int) -> str:
-    months = (
-        f"SELECT substr(k.date, 1, 7) AS month, count(*) AS n FROM {w.with_b} WHERE (b.{w.b_group} != {lit(group)}) "
-        f"AND (k.{w.measure} {relation} {lit(bound)}) GROUP BY 1"
-    )
-    return (
-        f"WITH t AS ({months}) SELECT month, n FROM t WHERE (n > (SELECT u.n FROM t u "
-        "WHERE (u.month = (SELECT max(v.month) FROM t v WHERE (v.month < t.month))))) ORDER BY month DESC"
-    )
-
-
 KINDS: dict[str, Kind] = {
     "listed": Kind(_draw_listed, _say_listed, _sql_listed),
     "top": Kind(_draw_top, _say_top, _sql_top),
@@ -473,9 +469,9 @@ KINDS: dict[str, Kind] = {
     "totals": Kind(_draw_totals, _say_totals, _sql_totals),
     "linked": Kind(
         lambda random, w: [
-            _group(random, w.a_rows),
-            _relation(random),
-            _bound(random, w.k_rows),
+            draw_group(random, w.a_rows),
+            draw_relation(random),
+            draw_bound(random, w.k_rows),
             pick(random, tuple(_ORDERS)),
         ],
         _say_linked,
@@ -485,27 +481,23 @@ KINDS: dict[str, Kind] = {
     "missing": Kind(_draw_missing, _say_missing, _sql_missing),
     "above_own": Kind(_draw_above_own, _say_above_own, _sql_above_own),
     "spread": Kind(
-        lambda random, w: [_relation(random), _bound(random, w.k_rows), between(random, 2, 3)],
+        lambda random, w: [draw_relation(random), draw_bound(random, w.k_rows), between(random, 2, 3)],
         _say_spread,
         _sql_spread,
     ),
     "monthly": Kind(
-        lambda random, w: [_group(random, w.b_rows), _relation(random), _bound(random, w.a_rows)],
+        lambda random, w: [draw_group(random, w.b_rows), draw_relation(random), draw_bound(random, w.a_rows)],
         _say_monthly,
         _sql_monthly,
     ),
-    "best": Kind(lambda random, w: [_relation(random), _bound(random, w.k_rows)], _say_best, _sql_best),
+    "best": Kind(lambda random, w: [draw_relation(random), draw_bound(random, w.k_rows)], _say_best, _sql_best),
     "but_not": Kind(_draw_but_not, _say_but_not, _sql_but_not),
-    "of_month": Kind(lambda random, w: [_relation(random), _bound(random, w.k_rows)], _say_of_month, _sql_of_month),
-    "rising": Kind(
-        lambda random, w: [_group(random, w.b_rows), _relation(random), _bound(random, w.k_rows)],
-        _say_rising,
-        _sql_rising,
+    "of_month": Kind(
+        lambda random, w: [draw_relation(random), draw_bound(random, w.k_rows)], _say_of_month, _sql_of_month
     ),
 }
 LEVELS = {
     "easy": ("listed", "top", "per_group"),
     "medium": ("totals", "linked", "counted"),
-    "hard": ("missing", "above_own", "spread", "monthly"),
-    "expert": ("best", "but_not", "of_month", "rising"),
+    "hard": ("missing", "above_own", "spread", "monthly", "best", "but_not", "of_month"),
 }

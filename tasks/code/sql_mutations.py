@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-__all__ = ["mutations"]
+__all__ = ["forgetting", "mutations"]
 
 _SIGNS = {">": (">=", "<"), ">=": (">", "<="), "<": ("<=", ">"), "<=": ("<", ">="), "=": ("!=",), "!=": ("=",)}
 _AGGREGATES = {"sum": ("avg", "max"), "avg": ("max", "min"), "max": ("min",), "min": ("max",)}
@@ -22,6 +22,13 @@ _START = re.compile(r"(?:WHERE|AND|HAVING) (?=\()")
 def mutations(query: str) -> tuple[str, ...]:
     """Return the nearly right queries."""
     return tuple(dict.fromkeys([*_order(query), *_conditions(query), *_calls(query)]))
+
+
+def forgetting(query: str, n_kept: int) -> str:
+    """Return the query without its conditions after the first ones."""
+    for found in reversed(list(_START.finditer(query))[n_kept:]):
+        query = f"{query[: found.end()]}(1){query[_closing(query, found.end()) + 1 :]}"
+    return query
 
 
 def _conditions(query: str) -> Iterator[str]:
@@ -50,22 +57,35 @@ def _calls(query: str) -> Iterator[str]:
 
 
 def _order(query: str) -> Iterator[str]:
-    """Leave out the order and each part of it, turn each part round, and change the limit."""
+    """Leave out the order and each part of it, turn each part round, take another column, and change the limit."""
     before, _, tail = query.rpartition(" ORDER BY ")
     order, limited, limit = tail.partition(" LIMIT ")
     end = limited + limit
-    parts = order.split(", ")
+    parts, n_columns = order.split(", "), _n_columns(before)
     yield before + end
     for i, part in enumerate(parts):
         if len(parts) > 1:
             yield f"{before} ORDER BY {', '.join(parts[:i] + parts[i + 1 :])}{end}"
-        name, _, way = part.partition(" ")
+        name, space, way = part.partition(" ")
         turned = name if way == "DESC" else f"{name} DESC"
-        yield f"{before} ORDER BY {', '.join([*parts[:i], turned, *parts[i + 1 :]])}{end}"
+        others = [
+            f"{number}{space}{way}" for number in range(1, n_columns + 1) if name.isdigit() and name != str(number)
+        ]
+        for other in (turned, *others):
+            yield f"{before} ORDER BY {', '.join([*parts[:i], other, *parts[i + 1 :]])}{end}"
     if limited:
         yield f"{before} ORDER BY {order}"
         yield f"{before} ORDER BY {order} LIMIT {limit} + 1"
         yield f"{before} ORDER BY {order} LIMIT {limit} - 1"
+
+
+def _n_columns(query: str) -> int:
+    """Return how many columns the outermost SELECT has."""
+    depth, outer = 0, ""
+    for sign in query:
+        depth += (sign == "(") - (sign == ")")
+        outer += sign if depth == 0 else ""
+    return outer.rpartition("SELECT ")[2].partition(" FROM ")[0].count(",") + 1
 
 
 def _closing(text: str, start: int) -> int:

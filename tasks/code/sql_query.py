@@ -12,14 +12,17 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv, split_of
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.code.judging import without_fence
-from llm_envs.tasks.code.sql_kinds import CANONICAL, KINDS, LEVELS, Words, quoted
-from llm_envs.tasks.code.sql_mutations import mutations
+from llm_envs.tasks.code.sql_kinds import CANONICAL, Words, quoted
+from llm_envs.tasks.code.sql_mutations import forgetting, mutations
+from llm_envs.tasks.code.sql_nested import KINDS, LEVELS
 from llm_envs.tasks.draws import pick
 from llm_envs.tasks.sqlite_world import Database, check_world, generate_world
 
 __all__ = ["SQLQueryEnv", "run", "tells_apart"]
 
 _MOST_ROWS = 200
+_KEPT = 4
+"""Conditions that a reader keeps in mind."""
 
 
 class SQLQueryEnv(SingleTurnEnv):
@@ -50,9 +53,10 @@ class SQLQueryEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". A query is in one split, whatever the rows.
     - `difficulty`: "easy" (default): one table; "medium": two or three tables joined; "hard": what is missing,
-      subqueries, counts of groups; "expert": the best of each group, several subqueries, one month after the other.
+      subqueries, counts of groups, the best of each group; "expert": subqueries that depend on the row around, in
+      each other.
     - `reset(options={"problem": {"world": ..., "kind": "top", "values": ["a", 3, "DESC", "Oslo"]}})`: a world as
-      `tasks/sqlite_world.py` makes it, the kind of question (in `tasks/code/sql_kinds.py`), and what it asks about.
+      `tasks/sqlite_world.py` makes it, the kind of question (in `tasks/code/sql_nested.py`), and what it asks about.
 
     ## Version History
     - v0: first version.
@@ -70,7 +74,9 @@ class SQLQueryEnv(SingleTurnEnv):
         "hard": Difficulty(
             "what is missing, subqueries", chance_rate=0.02, n_problems=15_000, settings={"sizes": (14, 12, 38)}
         ),
-        "expert": Difficulty("several subqueries", chance_rate=0.02, n_problems=8_000, settings={"sizes": (12, 8, 26)}),
+        "expert": Difficulty(
+            "subqueries in each other", chance_rate=0.02, n_problems=8_000, settings={"sizes": (20, 8, 34)}
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"world": dict, "kind": str, "values": list}
@@ -86,13 +92,13 @@ class SQLQueryEnv(SingleTurnEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a world, and a question about it which tells the right query from those that are nearly right."""
         random, (n_left, n_right, n_links) = self.np_random.random, self.settings["sizes"]
+        name = pick(random, LEVELS[self.difficulty])  # once: else the kinds that are told apart easily would be most
         while True:
             world = generate_world(
                 self.np_random, n_left=n_left, n_right=n_right, n_links=n_links, n_values=_N_VALUES, n_groups=_N_GROUPS
             )
             words, is_loaded = Words(world), False
             for _ in range(_N_QUESTIONS):
-                name = pick(random, LEVELS[self.difficulty])
                 problem: dict[str, Any] = {"world": world, "kind": name, "values": KINDS[name].draw(random, words)}
                 if split_of(self.split_key(problem)) != self.split:
                     continue  # before the data are looked at, which takes longer
@@ -131,6 +137,12 @@ class SQLQueryEnv(SingleTurnEnv):
     def solution(self) -> str:
         """Return a query."""
         return KINDS[self.problem["kind"]].sql(Words(self.problem["world"]), quoted, *self.problem["values"])
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return, at the expert level, the query of a reader that keeps the first 4 conditions of the question."""
+        if self.difficulty != "expert":
+            return {}
+        return {f"reader({_KEPT})": self.write_answer(forgetting(self.solution(), _KEPT))}
 
     def is_correct(self, answer: str) -> bool:
         """Run the query on the database that is described and on another one."""

@@ -7,12 +7,12 @@ the others do not matter to them. Exactly one item has all the wished properties
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llm_envs.tasks.dialogue.said import last_question
+from llm_envs.tasks.dialogue.said import Subject, asked_about
 
 __all__ = [
     "CATALOGUES",
@@ -20,7 +20,6 @@ __all__ = [
     "asked_in",
     "draw_problem",
     "fitting",
-    "properties_in",
     "questions",
     "scripted_answer",
     "words_in",
@@ -62,7 +61,7 @@ CATALOGUES: dict[str, Catalogue] = {
             "region": ("sea", "mountains", "city", "forest"),
             "lodging": ("hotel", "cabin", "tent"),
             "meals": ("none", "breakfast", "all"),
-            "travel": ("train", "bus", "boat"),
+            "transport": ("train", "bus", "boat"),
             "length": ("weekend", "week", "fortnight"),
             "activity": ("hiking", "swimming", "museums"),
             "season": ("spring", "summer", "winter"),
@@ -91,6 +90,39 @@ CATALOGUES: dict[str, Catalogue] = {
          "Zephyr"),
     ),
 }  # fmt: skip
+
+_OTHER_WORDS = {
+    "district": ("area", "neighbourhood", "neighborhood", "part of town"),
+    "floor": ("storey",),
+    "furniture": ("furnished", "furnishing", "kitchen furnished"),
+    "heating": ("heat", "heated"),
+    "outside": ("outdoor", "outdoors"),
+    "parking": ("to park", "car"),
+    "rooms": ("bedrooms", "how big", "how large"),
+    "view": ("look at", "look out", "look onto", "overlook"),
+    "walls": ("built of", "made of"),
+    "region": ("where to", "destination"),
+    "lodging": ("stay in", "stay at", "sleep", "accommodation"),
+    "meals": ("food", "eat"),
+    "transport": ("travel by", "travel there", "get there", "go there by"),
+    "length": ("how long", "how many days", "duration"),
+    "activity": ("do there", "activities"),
+    "season": ("when", "time of year"),
+    "guide": ("guided",),
+    "company": ("travel with", "travelling with", "traveling with", "companions"),
+    "purpose": ("use it for", "used for", "use the bicycle for", "use the bike for"),
+    "gears": ("speeds",),
+    "brakes": ("braking",),
+    "motor": ("engine", "electric"),
+    "saddle": ("seat",),
+    "tyres": ("wheels",),
+    "lights": ("lighting", "lamps"),
+}
+_SUBJECTS = {
+    key: Subject((key,), values, _OTHER_WORDS.get(key, ()))
+    for catalogue in CATALOGUES.values()
+    for key, values in catalogue.properties.items()
+}
 
 
 def fitting(items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> list[str]:
@@ -125,23 +157,20 @@ def words_in(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-def properties_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return which properties a text names."""
-    words = words_in(text)
-    return [key for key in sorted(next(iter(items.values()))) if key in words or key.rstrip("s") in words]
+def asked_in(text: str, items: Mapping[str, Mapping[str, str]], told: Collection[str] = ()) -> list[str]:
+    """Return which properties a message asks about; the names of items tell the customer nothing."""
+    if words_in(text) & {name.casefold() for name in items}:
+        return []
+    return asked_about(text, {key: _SUBJECTS[key] for key in sorted(next(iter(items.values())))}, told)
 
 
-def asked_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return which properties a message asks about: those it names; of several, those in its last question."""
-    named = properties_in(text, items)
-    return named if len(named) < 2 else properties_in(last_question(text), items) or named
-
-
-def scripted_answer(text: str, items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> str:
+def scripted_answer(
+    text: str, items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str], told: Collection[str] = ()
+) -> str:
     """Return the answer of a customer who tells one wish at a time, and does not know the items by their names."""
     if words_in(text) & {name.casefold() for name in items}:
         return "I do not know these by name. Ask me what I would like."
-    named = asked_in(text, items)
+    named = asked_in(text, items, told)
     if len(named) != 1:
         return "Could you ask me about one thing?"
     value = wishes.get(named[0])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from llm_envs.env import Difficulty, Outcome, TextEnv
+from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import read_integer
-from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
+from llm_envs.tasks.dialogue.said import ConversationEnv, Subject, asked_about, read_answer, said_by
 from llm_envs.tasks.wording import in_words
 
 __all__ = ["THEMES", "InformationSeekingEnv", "price_of", "topics_in"]
@@ -20,7 +19,7 @@ _MAX_DEPTH = 4
 _UNITS = ("euros", "euro", "eur")
 
 
-class InformationSeekingEnv(TextEnv):
+class InformationSeekingEnv(ConversationEnv):
     """Ask a customer the right questions, one at a time, and work out what they have to pay.
 
     ## Description
@@ -30,10 +29,11 @@ class InformationSeekingEnv(TextEnv):
     what is needed next, given what is known, and then to use it.
 
     ## Observation
-    First the tariff and the customer's first words. Then the customer's answers. If a message names one thing in the
-    tariff, the customer tells how it is in their case. Things that they told before do not count if the message also
-    names a new one. If a message names several new things, or none, the customer does not answer it. After a malformed
-    reply a readable error.
+    First the tariff and the customer's first words. Then the customer's answers. If a message asks about one thing
+    in the tariff, by its name, its unit or its options ("Express or standard?"), the customer tells how it is in their
+    case. The last question counts, and things that they told before only if it names no new one. If a message names
+    several new things, or none, the customer does not answer it; the first such message does not count. After a
+    malformed reply a readable error.
 
     ## Action
     Plain text goes to the customer. The price as a whole number in `<answer>` tags ends the conversation:
@@ -49,11 +49,14 @@ class InformationSeekingEnv(TextEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two questions of four are needed; "medium": three of seven; "hard": four of
-      eleven, and some numbers are told as sums; "expert": seven of up to fourteen, with eight prices to choose from.
-    - `max_turns`: messages of the agent, the price included: 4, 6, 7 and 9 by default.
+      eleven, and some numbers are told as sums; "expert": eight of up to fourteen, with eight prices to choose from;
+      a number is told by another one, which the customer corrects later.
+    - `max_turns`: messages of the agent, the price and one that does not count included: 5, 7, 8 and 11 by
+      default.
     - `reset(options={"problem": {"theme": "parcel", "facts": {...}, "tariff": [...]}})`: a tariff is `[topic, {option:
       tariff, ...}]` or `["price", base, [[topic, amount], ...]]`; facts are options, whole numbers, sums as `[3, 4]`,
-      and true or false, by topic.
+      and true or false, by topic; `{"as": "pieces", "more": 2}` is 2 more than the pieces; `{"count": 7, "more": 3,
+      "after": "weight"}` is told as 7, and when the weight is told later, corrected to 10.
 
     ## Version History
     - v0: first version.
@@ -66,11 +69,13 @@ class InformationSeekingEnv(TextEnv):
         "medium": Difficulty("three questions of seven", chance_rate=0.02, settings={"shape": "medium", "turns": 6}),
         "hard": Difficulty("four questions of eleven; sums", chance_rate=0.02, settings={"shape": "hard", "turns": 7}),
         "expert": Difficulty(
-            "seven questions of fourteen; sums", chance_rate=0.02, settings={"shape": "expert", "turns": 9}
+            "eight questions of fourteen; one number follows from another, which is corrected later",
+            chance_rate=0.02,
+            settings={"shape": "expert", "turns": 10},
         ),
     }
     default_difficulty = "easy"
-    default_max_turns = 4
+    default_max_turns = 5
     problem_fields = {"theme": str, "facts": dict, "tariff": list}
     has_natural_form = False
     instructions = (
@@ -89,7 +94,7 @@ class InformationSeekingEnv(TextEnv):
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
         if max_turns is None:
-            self.max_turns = self.settings["turns"]
+            self.max_turns = self.settings["turns"] + 1
 
     def generate(self) -> dict[str, Any]:
         """Draw a tariff and a customer."""
@@ -103,7 +108,7 @@ class InformationSeekingEnv(TextEnv):
         try:
             named = list(_topics_of(problem["tariff"]))
             for topic in named:
-                theme.topics[topic].said(problem["facts"][topic])
+                _check_fact(problem["facts"], topic, theme)
             price_of(problem["tariff"], problem["facts"])
             "\n".join(_lines(theme, problem["tariff"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -113,6 +118,7 @@ class InformationSeekingEnv(TextEnv):
 
     def begin(self) -> None:
         """Let the customer in."""
+        super().begin()
         self._theme = self.problem["theme"]
         self._price = price_of(self.problem["tariff"], self.problem["facts"])
         self._known = sorted(set(_topics_of(self.problem["tariff"])))
@@ -125,7 +131,8 @@ class InformationSeekingEnv(TextEnv):
         return "\n".join(
             [
                 *lines,
-                f"You have {in_words(self.max_turns, 'message')}, the price included.",
+                f"You have {in_words(self.turns_allowed(), 'message')}, the price included. The first one that does "
+                "not ask about one thing does not count.",
                 "",
                 f"Customer: {theme.opening}",
             ]
@@ -150,16 +157,47 @@ class InformationSeekingEnv(TextEnv):
     def _customer(self, text: str) -> str:
         """Return the customer's answer to a message."""
         theme = THEMES[self._theme]
-        untold = [topic for topic in self._known if topic not in self._told]
-        topics = topics_in(text, theme, untold) or topics_in(text, theme, self._known)
-        if len(topics) > 1:
-            topics = topics_in(last_question(text), theme, topics) or topics
+        topics = topics_in(text, theme, self._known, self._told)
         if not topics:
-            return "Customer: I do not know what you mean."
+            return f"Customer: I do not know what you mean.{self.not_understood()}"
         if len(topics) > 1:
-            return "Customer: One thing at a time, please."
+            return f"Customer: One thing at a time, please.{self.not_understood()}"
+        said = self._said(topics[0])
         self._told.add(topics[0])
-        return f"Customer: {theme.topics[topics[0]].said(self.problem['facts'][topics[0]])}"
+        return f"Customer: {said}"
+
+    def _said(self, topic: str) -> str:
+        """Return the customer's words about a topic, with the correction of a number that they told before."""
+        theme, facts = THEMES[self._theme].topics, self.problem["facts"]
+        fact = facts[topic]
+        if isinstance(fact, dict) and "as" in fact:
+            said = f"As many {theme[topic].unit} as {theme[fact['as']].unit}, and {fact['more']} more."
+        elif isinstance(fact, dict):
+            said = theme[topic].said(fact["count"] + (fact["more"] if fact["after"] in self._told else 0))
+        else:
+            said = theme[topic].said(fact)
+        for other in self._told if topic not in self._told else ():
+            if isinstance(facts[other], dict) and facts[other].get("after") == topic:
+                said += f" And I told you a wrong number of {theme[other].unit}: it is {facts[other]['more']} more."
+        return said
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the answer of a reader who keeps every number as it was where it was read.
+
+        The reader takes a correction into account, but not that another number followed from the one that is wrong.
+        """
+        facts = self.problem["facts"]
+        needed = list(_needed(self.problem["tariff"], facts))
+        special = [topic for topic in needed if isinstance(facts[topic], dict)]
+        if not special:
+            return {}
+        kept: dict[str, Any] = {topic: facts[topic] for topic in needed}
+        for topic in special:
+            fact = facts[topic]
+            kept[topic] = fact["count"] if "count" in fact else _number({**facts, **kept}, fact["as"]) + fact["more"]
+        for topic in special:
+            kept[topic] += facts[topic]["more"] if "count" in facts[topic] else 0
+        return {f"reader({len(needed)})": self.write_answer(price_of(self.problem["tariff"], kept))}
 
     def next_action(self) -> str:
         """Ask for the next thing that the price depends on, given the facts so far; answer once all are known."""
@@ -220,20 +258,20 @@ THEMES: dict[str, Theme] = {
     "parcel": Theme(
         "Hello, I want to send something. What do I have to pay?",
         {
-            "destination": Topic(("country", "where"), ("domestic", "Europe", "overseas")),
+            "destination": Topic(("country", "where", "abroad"), ("domestic", "Europe", "overseas")),
             "speed": Topic(("fast", "quickly"), ("standard", "express", "overnight")),
             "shape": Topic(("form",), ("flat", "tube", "crate")),
             "handover": Topic(("drop-off",), ("counter", "courier", "locker")),
-            "weight": Topic(("heavy", "weigh"), (), "kilograms", (3, 40)),
+            "weight": Topic(("heavy", "weigh", "kg"), (), "kilograms", (3, 40)),
             "length": Topic(("long",), (), "decimetres", (3, 30)),
             "pieces": Topic(("items",), (), "pieces", (2, 25)),
-            "storage": Topic(("store",), (), "days", (2, 30)),
+            "storage": Topic(("store", "stored"), (), "days", (2, 30)),
             "stairs": Topic(("floors",), (), "floors", (2, 12)),
-            "insurance": Topic(("insured",)),
-            "signature": Topic(("signed",)),
+            "insurance": Topic(("insured", "insure")),
+            "signature": Topic(("signed", "sign")),
             "padding": Topic(("padded",)),
-            "tracking": Topic(("tracked",)),
-            "cooling": Topic(("cooled",)),
+            "tracking": Topic(("tracked", "track")),
+            "cooling": Topic(("cooled", "cool", "cold")),
         },
     ),
     "moving": Theme(
@@ -244,15 +282,15 @@ THEMES: dict[str, Theme] = {
             "vehicle": Topic(("car",), ("van", "truck", "trailer")),
             "contract": Topic(("payment",), ("hourly", "fixed", "shared")),
             "boxes": Topic(("cartons",), (), "boxes", (5, 60)),
-            "distance": Topic(("far", "kilometres"), (), "kilometres", (4, 90)),
+            "distance": Topic(("far", "km"), (), "kilometres", (4, 90)),
             "rooms": Topic(("room",), (), "rooms", (2, 12)),
             "helpers": Topic(("people",), (), "helpers", (2, 9)),
             "shelves": Topic(("shelf",), (), "shelves", (2, 25)),
             "piano": Topic(()),
             "lift": Topic(("elevator",)),
-            "parking": Topic(("permit",)),
-            "cleaning": Topic(("cleaned",)),
-            "packing": Topic(("packed",)),
+            "parking": Topic(("permit", "park")),
+            "cleaning": Topic(("cleaned", "clean")),
+            "packing": Topic(("packed", "pack")),
         },
     ),
     "party": Theme(
@@ -275,19 +313,16 @@ THEMES: dict[str, Theme] = {
         },
     ),
 }
-_WORD = re.compile(r"[a-z]+(?:-[a-z]+)?")
 
 
-def topics_in(text: str, theme: Theme, known: list[str]) -> list[str]:
-    """Return which of the topics a message names, by a word of theirs.
-
-    The topics' own names count first. Only if there are none, other words for them count. Singular and plural are
-    alike.
-    """
-    words = set(_WORD.findall(text.casefold()))
-    words |= {f"{word}s" for word in words} | {word.removesuffix("s") for word in words}
-    own = [topic for topic in known if topic in words]
-    return own or [topic for topic in known if words & {*theme.topics[topic].words, theme.topics[topic].unit}]
+def topics_in(text: str, theme: Theme, known: list[str], told: Collection[str] = ()) -> list[str]:
+    """Return which of the topics a message asks about; words that begin like a topic's name count as its name."""
+    subjects = {}
+    for name in known:
+        topic = theme.topics[name]
+        forms = [word for word in topic.words if word[:4] == name[:4]]
+        subjects[name] = Subject((name, *filter(None, [topic.unit]), *forms), topic.options, topic.words)
+    return asked_about(text, subjects, told)
 
 
 # Tariffs.
@@ -298,14 +333,34 @@ def price_of(tariff: list[Any], facts: Mapping[str, Any]) -> int:
     for _ in range(_MAX_DEPTH):
         if tariff[0] == "price":
             _, base, parts = tariff
-            return int(base + sum(amount * _number(facts[topic]) for topic, amount in parts))
+            return int(base + sum(amount * _number(facts, topic) for topic, amount in parts))
         topic, branches = tariff
         tariff = branches[facts[topic]]
     raise InvalidActionError(f"a tariff may have {_MAX_DEPTH} levels")
 
 
-def _number(value: Any) -> int:
+def _number(facts: Mapping[str, Any], topic: str) -> int:
+    value = facts[topic]
+    if isinstance(value, dict):
+        return (_number(facts, value["as"]) if "as" in value else value["count"]) + int(value["more"])
     return sum(value) if isinstance(value, list) else int(value)
+
+
+def _check_fact(facts: Mapping[str, Any], topic: str, theme: Theme) -> None:
+    """Raise an error if a fact cannot be told."""
+    fact = facts[topic]
+    if not isinstance(fact, dict):
+        theme.topics[topic].said(fact)
+        return
+    other = fact["as"] if "as" in fact else fact["after"]
+    numbers = theme.of_kind("number")
+    is_number = topic in numbers and other in facts and other != topic
+    if fact.keys() not in ({"as", "more"}, {"count", "more", "after"}) or not is_number:
+        raise InvalidActionError(f"{fact!r} is not the number of another topic, or a number that is corrected")
+    if "as" in fact and (other not in numbers or "as" in (facts[other] if isinstance(facts[other], dict) else ())):
+        raise InvalidActionError(f"{topic} follows from {other}, which must not follow from another")
+    for number in (fact["more"], fact.get("count", 1)):
+        theme.topics[topic].said(number)
 
 
 def _needed(tariff: list[Any], facts: Mapping[str, Any]) -> Iterator[str]:
@@ -372,7 +427,7 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
     def price_of_any() -> list[Any]:
         """Draw a price that may depend on the same things as another one."""
         left.update({kind: theme.of_kind(kind) for kind in ("number", "wish")})
-        return price(2, 2)
+        return price(2, 3)
 
     def choice(branch: Callable[[], list[Any]], n_options: int) -> list[Any]:
         topic = take("choice")
@@ -403,6 +458,11 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
             facts[topic] = [low + below(high - low + 1), 1 + below(9)]
         else:
             facts[topic] = low + below(high - low + 1)
+    if shape == "expert":  # the first number is corrected with the third, and the second follows from the first
+        first, second, third = [topic for topic in _needed(tariff, facts) if theme.topics[topic].unit]
+        facts[first] = {"count": sum(facts[first]) if isinstance(facts[first], list) else facts[first],
+                        "more": 1 + below(9), "after": third}  # fmt: skip
+        facts[second] = {"as": first, "more": 1 + below(9)}
     return {"theme": name, "facts": facts, "tariff": tariff}
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llm_envs.env import Difficulty, Outcome, TextEnv
+from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.dialogue.packages import (
     THEMES,
-    asked_about,
+    asked_for,
     best_package,
     check_deal,
     cost_of,
@@ -19,7 +19,7 @@ from llm_envs.tasks.dialogue.packages import (
     read_package,
     told,
 )
-from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
+from llm_envs.tasks.dialogue.said import ConversationEnv, read_answer, said_by
 from llm_envs.tasks.wording import in_words
 
 __all__ = ["SUCCESS_SHARE", "NegotiationEnv"]
@@ -29,7 +29,7 @@ SUCCESS_SHARE = 0.9
 """A deal is a success from this share of the possible points on."""
 
 
-class NegotiationEnv(TextEnv):
+class NegotiationEnv(ConversationEnv):
     """Agree on a package of options with a counterpart whose costs and limit are hidden.
 
     ## Description
@@ -46,7 +46,7 @@ class NegotiationEnv(TextEnv):
     counterpart's replies. After a malformed reply a readable error.
 
     ## Action
-    Plain text goes to the counterpart, who answers if it names one of the things.
+    Plain text goes to the counterpart, who answers if it asks about one of the things, by its name or options.
     `<answer>wood: oak; lamps: no lamps</answer>` offers a package, an option for each thing; commas and line breaks
     between the things are understood, too. `<answer>leave</answer>` ends without a deal.
 
@@ -63,7 +63,8 @@ class NegotiationEnv(TextEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): 3 things; "medium": 4; "hard": 5, with three costs told by comparison; "expert":
       7, with eight of these.
-    - `max_turns`: 6, 7, 8 and 10 by default: a question for each thing, two offers, and one message more.
+    - `max_turns`: 7, 8, 9 and 11 by default: a question for each thing, two offers, one message more, and one that does
+      not count.
     - `reset(options={"problem": {"theme": "kitchen", "things": [0, 3], "own": [[9, 5, 2, 0], [0, 1, 4, 8]], "costs":
       [[7, 3, 1, 0], [0, 2, 3, 9]], "limit": 8, "patience": 1, "likened": []}})`: by place what each option is worth and
       costs; `likened` as in `tasks/dialogue/packages.py`.
@@ -90,7 +91,7 @@ class NegotiationEnv(TextEnv):
         ),
     }
     default_difficulty = "easy"
-    default_max_turns = 6
+    default_max_turns = 7
     problem_fields = {
         "theme": str,
         "things": list,
@@ -118,7 +119,7 @@ class NegotiationEnv(TextEnv):
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
         if max_turns is None:
-            self.max_turns = self.settings["things"] + 3
+            self.max_turns = self.settings["things"] + 4
 
     def generate(self) -> dict[str, Any]:
         """Draw the points, the costs and the limit."""
@@ -135,6 +136,7 @@ class NegotiationEnv(TextEnv):
 
     def begin(self) -> None:
         """Meet the counterpart."""
+        super().begin()
         self._theme = THEMES[self.problem["theme"]]
         known = list(self._theme.things)
         self._names = [known[place] for place in self.problem["things"]]
@@ -167,8 +169,9 @@ class NegotiationEnv(TextEnv):
                 f"{other} tells you the cost of each of its options. The {other} accepts any offer within the limit. "
                 f"If an offer is above the limit, the {other} refuses it and tells you by how much it is too "
                 f"expensive. The {other} refuses {refusals} in this way. If another offer is above the limit, "
-                f"the {other} ends the talks and you get no points. You have {in_words(self.max_turns, 'message')}. "
-                "Try to get as many points as possible.",
+                f"the {other} ends the talks and you get no points. You have "
+                f"{in_words(self.turns_allowed(), 'message')}. The first question that is not about one thing does not "
+                "count. Try to get as many points as possible.",
             ]
         )
 
@@ -208,14 +211,11 @@ class NegotiationEnv(TextEnv):
 
     def _answer(self, words: str) -> str:
         """Tell the costs of the one thing that a message asks about; things told before count only on their own."""
-        named = asked_about(words, self._names)
-        numbers = [number for number in named if number not in self._told] or named
-        if len(numbers) > 1:
-            last = asked_about(last_question(words), self._names)
-            numbers = [number for number in last if number in numbers] or numbers
+        numbers = asked_for(words, self._theme, self._names, [self._names[number] for number in self._told])
         if len(numbers) != 1:
             known = ", ".join(self._names)
-            return "One thing at a time, please." if numbers else f"Ask me about one of {known}, or make an offer."
+            unclear = "One thing at a time, please." if numbers else f"Ask me about one of {known}, or make an offer."
+            return unclear + self.not_understood()
         self._told.add(numbers[0])
         return told(self._theme, self._names, self.problem, numbers[0])
 

@@ -9,18 +9,19 @@ option, other thing, its option]`, by place.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.dialogue.said import Subject, asked_about, words_of
 
 __all__ = [
     "THEMES",
     "Theme",
-    "asked_about",
+    "asked_for",
     "best_package",
     "check_deal",
     "cost_of",
@@ -30,10 +31,9 @@ __all__ = [
     "told",
 ]
 
-_WORD = re.compile(r"[a-z]+")
-_LIST_MARKER = re.compile(r"(?:[0-9]{1,2}[.)]|[-*\u2022])\s+")
-_CHOICE = re.compile(r"(?:(?:and|i offer|offer:?|the) )*([a-z]+) ?(?::|=|->|\u2192| - | is | ) ?(.*?)(?: ?\([^()]*\))?")
-_DECORATION = " .\"'*`{}[]"
+_LIST_NUMBER = re.compile(r"^\s*[0-9]{1,2}[.)]")
+_POINTS = re.compile(r"\([0-9]+(?: points?)?\)")
+_BEFORE_OFFERS = ("i", "my", "offer", "propose", "package", "let", "agree", "on", "and")
 _MOST = 1_000
 
 
@@ -44,6 +44,8 @@ class Theme(NamedTuple):
     other: str
     things: dict[str, tuple[str, ...]]
     """Options of each thing that has to be settled; the thing's name is one word."""
+    words: dict[str, tuple[str, ...]]
+    """Other words for some of the things."""
 
 
 THEMES: dict[str, Theme] = {
@@ -59,6 +61,14 @@ THEMES: dict[str, Theme] = {
             "lamps": ("no lamps", "two lamps", "five lamps", "nine lamps"),
             "waste": ("left there", "taken to the yard", "taken away", "sold on"),
         },
+        {
+            "delivery": ("deliver", "delivered"),
+            "warranty": ("guarantee",),
+            "payment": ("pay", "paid", "instalments", "installments"),
+            "fitting": ("fitted", "fit", "install", "installed", "installation"),
+            "lamps": ("lighting",),
+            "waste": ("rubbish", "disposal"),
+        },
     ),
     "hall": Theme(
         "the rent of a hall",
@@ -72,6 +82,12 @@ THEMES: dict[str, Theme] = {
             "music": ("no music", "quiet", "loud", "a band"),
             "cleaning": ("by you", "swept by you", "by the landlord", "by a firm"),
         },
+        {
+            "weekday": ("day",),
+            "closing": ("close", "open until", "end at"),
+            "chairs": ("seats", "seating"),
+            "cleaning": ("clean", "cleaned", "sweep", "swept"),
+        },
     ),
     "website": Theme(
         "a website",
@@ -84,6 +100,12 @@ THEMES: dict[str, Theme] = {
             "photos": ("yours", "bought ones", "taken in a day", "taken in a week"),
             "languages": ("one", "two", "four", "six"),
             "support": ("none", "by e-mail", "by telephone", "day and night"),
+        },
+        {
+            "launch": ("launched", "go live", "online"),
+            "changes": ("revisions",),
+            "hosting": ("host", "hosted", "server"),
+            "photos": ("pictures", "images"),
         },
     ),
 }
@@ -123,22 +145,39 @@ def read_package(theme: Theme, names: Sequence[str], text: str) -> list[int]:
     Raises:
         InvalidActionError: If it does not name one option of each of the things.
     """
+    plain = _POINTS.sub("", text.casefold())
+    between = rf"[;,\n]|(?:\band\b|[|/])(?=[\s*]*(?:the )?(?:{'|'.join(names)})\b)"
     chosen: dict[str, int] = {}
-    for part in filter(str.strip, re.split(r"[;,\n]", text.casefold())):
-        part = _LIST_MARKER.sub("", " ".join(part.split()), count=1).removesuffix(" and")
-        match = _CHOICE.fullmatch(re.sub(r"[\"'*`{}\[\]]", "", part).strip(_DECORATION))
-        name, option = (part.strip(_DECORATION), "") if match is None else (match[1], match[2].strip(_DECORATION))
-        if name not in names:
-            raise InvalidActionError(f"{name[:30]!r} is not one of {', '.join(names)}")
-        options = [known.casefold().replace("'", "") for known in theme.things[name]]
-        if option not in options:
-            raise InvalidActionError(f"{option[:30]!r} is not an option for {name}: {', '.join(theme.things[name])}")
-        if name in chosen:
-            raise InvalidActionError(f"the offer names {name} twice")
-        chosen[name] = options.index(option)
+    for part in re.split(between, plain):
+        if words := [*words_of(_LIST_NUMBER.sub("", part))]:
+            name, place = _choice(theme, names, words)
+            if name in chosen:
+                raise InvalidActionError(f"the offer names {name} twice")
+            chosen[name] = place
     if missing := [name for name in names if name not in chosen]:
         raise InvalidActionError(f"an offer names an option of each thing; {', '.join(missing)} is missing")
     return [chosen[name] for name in names]
+
+
+def _choice(theme: Theme, names: Sequence[str], words: list[str]) -> tuple[str, int]:
+    """Return the thing and the option's place that a part of an offer names; the option may do without the thing."""
+    while words[0] in _BEFORE_OFFERS and len(words) > 1:
+        words = words[1:]
+    named = {next(words_of(name)): name for name in names}
+    name, option = (named[words[0]], words[1:]) if words[0] in named else ("", words)
+    wordings = [option, option[1:] if option and option[0] in ("is", "on", "with") else option]
+    found = [
+        (thing, place)
+        for thing in ([name] if name else names)
+        for place, known in enumerate(theme.things[thing])
+        if [*words_of(known)] in wordings
+    ]
+    if len(found) == 1:
+        return found[0]
+    if name:
+        known = ", ".join(theme.things[name])
+        raise InvalidActionError(f"{' '.join(option)[:30]!r} is not an option for {name}: {known}")
+    raise InvalidActionError(f"{' '.join(words)[:30]!r} is not one of {', '.join(names)}")
 
 
 # The words of the other side.
@@ -165,10 +204,10 @@ def told(theme: Theme, names: Sequence[str], problem: Mapping[str, Any], number:
     return f"As to the {names[number]}: {', '.join(said)}."
 
 
-def asked_about(text: str, names: Sequence[str]) -> list[int]:
-    """Return which of the things a message names, in singular or plural."""
-    words = set(_WORD.findall(text.casefold()))
-    return [number for number, name in enumerate(names) if words & {name, f"{name}s", name.removesuffix("s")}]
+def asked_for(text: str, theme: Theme, names: Sequence[str], told: Collection[str] = ()) -> list[int]:
+    """Return which of the things a message asks about; those that were told before count only without others."""
+    subjects = {name: Subject((name,), theme.things[name], theme.words.get(name, ())) for name in names}
+    return [names.index(name) for name in asked_about(text, subjects, told)]
 
 
 # Drawing and checking.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.chat.context import Codec
-from llm_envs.env import Difficulty, Outcome, TextEnv
+from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import Policy
@@ -20,7 +20,7 @@ from llm_envs.tasks.dialogue.catalogue import (
     scripted_answer,
     words_in,
 )
-from llm_envs.tasks.dialogue.said import read_answer, said_by
+from llm_envs.tasks.dialogue.said import ConversationEnv, read_answer, said_by
 from llm_envs.tasks.user_simulator import UserSimulator
 from llm_envs.tasks.wording import in_words
 from llm_envs.types import Message, SamplingParams
@@ -48,11 +48,11 @@ class ScriptedUser:
 
     def act(self, env: Any, observation: str) -> str:
         """Answer the assistant's words."""
-        problem = env.unwrapped.problem
-        return scripted_answer(observation, problem["items"], problem["wishes"])
+        task = env.unwrapped
+        return scripted_answer(observation, task.problem["items"], task.problem["wishes"], task.asked)
 
 
-class PlayedUserEnv(TextEnv):
+class PlayedUserEnv(ConversationEnv):
     """Ask a customer for their wishes, and recommend the one thing that has all of them.
 
     ## Description
@@ -65,8 +65,10 @@ class PlayedUserEnv(TextEnv):
 
     ## Observation
     First the catalogue and the customer's first words. Then the customer's answers. The script answers a message that
-    names one property; if it names several, those in its last question count. The customer has not seen the catalogue,
-    so the name of an item tells them nothing. After a malformed reply a readable error.
+    asks about one property, by its name or by what it may be ("A balcony or a garden?"); the last question counts, and
+    properties that were asked about before only if nothing else is named. The customer has not seen the catalogue, so
+    the name of an item tells them nothing. The first message that does not ask about one property does not count.
+    After a malformed reply a readable error.
 
     ## Action
     Plain text goes to the customer, without thinking. The name of an item in `<answer>` tags recommends it:
@@ -83,7 +85,8 @@ class PlayedUserEnv(TextEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): 6 items with 3 properties, which all matter; "medium": 10 with 5, 4
       of them matter; "hard": 16 with 6, 4 of them matter; "expert": 24 with 9, 5 of them matter.
-    - `max_turns`: messages of the agent, the recommendation included: 4, 5, 6 and 6 by default.
+    - `max_turns`: messages of the agent, the recommendation and one that does not count included: 5, 6, 7 and 7 by
+      default.
     - `user_policy`: the player of the customer: a chat policy, a token policy, or an env policy, whose `act` is given
       this environment and the agent's words; `ScriptedUser()` by default. Where arguments must be JSON (the
       collector's, the command line's), "module:name" of a policy or of a function that makes one. It is called on the
@@ -124,7 +127,7 @@ class PlayedUserEnv(TextEnv):
         ),
     }
     default_difficulty = "easy"
-    default_max_turns = 4
+    default_max_turns = 5
     problem_fields = {"theme": str, "items": dict, "wishes": dict}
     has_natural_form = False
     instructions = (
@@ -147,7 +150,7 @@ class PlayedUserEnv(TextEnv):
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
         if max_turns is None:
-            self.max_turns = self.settings["turns"]
+            self.max_turns = self.settings["turns"] + 1
         sampling = user_sampling or SamplingParams(max_new_tokens=128, temperature=0.7)
         given = ScriptedUser() if user_policy is None else user_policy
         self._user = UserSimulator("PlayedUserEnv", given, user_codec, sampling, user_timeout_s)
@@ -180,8 +183,9 @@ class PlayedUserEnv(TextEnv):
 
     def begin(self) -> None:
         """Send the customer in."""
+        super().begin()
         (self._target,) = fitting(self.problem["items"], self.problem["wishes"])
-        self._asked: set[str] = set()
+        self.asked: set[str] = set()
         self._talk: list[Message] = []
         self._user.start(int(self.np_random.random() * 2**31))
 
@@ -198,7 +202,8 @@ class PlayedUserEnv(TextEnv):
             [
                 "Catalogue:",
                 *lines,
-                f"You have {in_words(self.max_turns, 'message')}, the recommendation included.",
+                f"You have {in_words(self.turns_allowed(), 'message')}, the recommendation included. The first one "
+                "that does not ask about one property does not count.",
                 "",
                 opening,
             ]
@@ -208,10 +213,13 @@ class PlayedUserEnv(TextEnv):
         """Let the customer answer, or judge the recommendation."""
         said = said_by(self, action)
         if said.words:
-            named = asked_in(said.words, self.problem["items"])
-            if len(named) == 1 and not words_in(said.words) & {name.casefold() for name in self.problem["items"]}:
-                self._asked.add(named[0])
-            return Outcome(f"Customer: {self._answer(said.words)}", {"correct": 0.0, "malformed": 0.0})
+            named = asked_in(said.words, self.problem["items"], self.asked)
+            answer = f"Customer: {self._answer(said.words)}"
+            if len(named) == 1:
+                self.asked.add(named[0])
+            else:
+                answer += self.not_understood()
+            return Outcome(answer, {"correct": 0.0, "malformed": 0.0})
         try:
             if said.answer is None:
                 raise InvalidActionError(said.problem)
@@ -234,11 +242,11 @@ class PlayedUserEnv(TextEnv):
     def next_action(self) -> str:
         """Ask about the property that divides the remaining items best; recommend the last one."""
         items, wishes = self.problem["items"], self.problem["wishes"]
-        told = {key: value for key, value in wishes.items() if key in self._asked}
+        told = {key: value for key, value in wishes.items() if key in self.asked}
         left = fitting(items, told)
-        if len(left) > 1 and self.n_turns + 1 < self.max_turns:
+        if len(left) > 1 and self.n_turns + 1 < self.turns_allowed():
             for key in questions({name: items[name] for name in left}, wishes):
-                if key not in self._asked:
+                if key not in self.asked:
                     return f"What {key} would you like?"
         return self.write_answer(left[0])
 

@@ -42,7 +42,8 @@ class MinesweeperEnv(GameEnv):
     - `split`: "train" or "test": no first view of a board is in both, be it turned or mirrored. The hidden mines do not
       decide the split, so that knowing the split tells nothing about them.
     - `difficulty`: "easy" (default): 5 by 5 cells with 4 mines, 15 replies; "medium": 6 by 6 with 7, 20 replies;
-      "hard": 8 by 8 with 13, 30 replies; "expert": 10 by 10 with 20, 45 replies.
+      "hard": 8 by 8 with 13, 30 replies, where two numbers must be compared at least once; "expert": 10 by
+      10 with 20, 45 replies, at least four times.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"rows": ["...", "..*"], "first": "A1"}})` plays a given field, "*" for a
       mine; the cell `first` is open at the start. The oracle knows the mines where a player would have to guess.
@@ -51,7 +52,8 @@ class MinesweeperEnv(GameEnv):
     - v0: first version.
     """
 
-    # Measured on 3,000 fields each: opening closed cells at random wins 0.025, 0.0003, 0.
+    # Measured on 3,000 fields each: opening closed cells at random wins 0.025, 0.0003, 0. A player that never compares
+    # two numbers, and opens the cell that seems safest where one number shows none, wins 0.88, 0.75, 0.43, 0.23.
     difficulties = {
         "easy": Difficulty(
             "5 by 5 cells, 4 mines",
@@ -63,14 +65,17 @@ class MinesweeperEnv(GameEnv):
             "6 by 6 cells, 7 mines", chance_rate=0.005, settings={"size": 6, "mines": 7, "closed": 10, "turns": 20}
         ),
         "hard": Difficulty(
-            "8 by 8 cells, 13 mines", chance_rate=0.001, settings={"size": 8, "mines": 13, "closed": 20, "turns": 30}
+            "8 by 8 cells, 13 mines",
+            chance_rate=0.001,
+            settings={"size": 8, "mines": 13, "closed": 20, "comparisons": 1, "turns": 30},
         ),
         "expert": Difficulty(
             "10 by 10 cells, 20 mines",
             chance_rate=0.001,
-            settings={"size": 10, "mines": 20, "closed": 40, "turns": 45},
+            settings={"size": 10, "mines": 20, "closed": 40, "comparisons": 4, "turns": 45},
             expected_hard="More than 40 cells are opened one deduction after the other, on a board of text, and the "
-            "first mine ends the game; at one wrong deduction in 60, half of the boards are solved.",
+            "first mine ends the game; at one wrong deduction in 60, half of the boards are solved. At four "
+            "points or more, no number by itself shows a safe cell.",
         ),
     }
     default_difficulty = "easy"
@@ -91,7 +96,10 @@ class MinesweeperEnv(GameEnv):
                 mines |= 1 << cells.pop(int(draw * len(cells)))
             field = Field(size, size, mines)
             opened = field.opened_with(first, 0)
-            if (field.safe & ~opened).bit_count() >= self.settings["closed"] and field.is_solvable(opened):
+            if (field.safe & ~opened).bit_count() < self.settings["closed"]:
+                continue
+            n_comparisons = field.n_comparisons(opened)
+            if n_comparisons is not None and n_comparisons >= self.settings.get("comparisons", 0):
                 text = "".join(["*" if mines >> cell & 1 else "." for cell in range(size * size)])
                 rows = [text[start : start + size] for start in range(0, size * size, size)]
                 return {"rows": rows, "first": cell_name(*divmod(first, size))}

@@ -30,25 +30,36 @@ class Field:
                     fresh ^= lowest
         return opened
 
-    def is_solvable(self, opened: int) -> bool:
-        """Return whether the two rules are enough to open all cells without a mine."""
+    def n_comparisons(self, opened: int) -> int | None:
+        """Return how often two numbers must be compared to open all cells without a mine; None if that is not enough.
+
+        Everything that single numbers show is opened first, then everything that one round of comparing shows.
+        """
+        n = 0
         while opened != self.safe:
-            safe = safe_cells(self, opened)
+            safe = safe_cells(self, opened, compares=False)
             if not safe:
-                return False
+                n, safe = n + 1, safe_cells(self, opened)
+            if not safe:
+                return None
             while safe:
                 lowest = safe & -safe
                 opened = self.opened_with(lowest.bit_length() - 1, opened)
                 safe &= ~opened
-        return True
+        return n
 
 
-def safe_cells(field: Field, opened: int) -> int:
+def safe_cells(field: Field, opened: int, *, compares: bool = True) -> int:
     """Return the closed cells that the rules show to have no mine, as bits.
 
     Each open number is a constraint: so many mines in its closed cells. (1) None in a constraint: its cells are safe;
     as many as cells: they are mines. (2) The cells of one constraint all lie in another: the cells that only the latter
     has, have the difference. Mines that are found are taken out of the constraints until nothing new follows.
+
+    Args:
+        field: The field.
+        opened: The open cells, as bits.
+        compares: Whether to use rule 2. Without it, each number is looked at by itself.
     """
     constraints = _constraints(field, opened)
     while True:
@@ -66,7 +77,7 @@ def safe_cells(field: Field, opened: int) -> int:
                 reduced[left] = n_mines - (cells & mines).bit_count()
         found = {
             larger & ~smaller: n_larger - n_smaller
-            for smaller, n_smaller in reduced.items()
+            for smaller, n_smaller in (reduced if compares else {}).items()
             for larger, n_larger in reduced.items()
             if smaller & ~larger == 0 and smaller != larger and larger & ~smaller not in reduced
         }

@@ -29,8 +29,8 @@ class TicTacToeEnv(GameEnv):
     ## Description
     Teaches to see what the other side threatens, to make two threats at once, and, at the hard level, not to lose
     against one who makes no mistake. The agent has X or O. Games begin after one to five marks, in positions that can
-    be won (or, at the hard level, held) and that take some thought: the best play earns at least 0.9, 0.7 and 1 on
-    average at the three levels, random marks succeed in at most 0.5, 0.2 and 0.2.
+    be won (or, at the hard level, held) whatever the opponent does, and that take some thought: random marks succeed
+    in at most 0.5, 0.2 and 0.2 of the games from a position.
 
     ## Observation
     First the rules and the board. After each mark the opponent's answer, the board, and the replies that are left.
@@ -51,7 +51,7 @@ class TicTacToeEnv(GameEnv):
       empty board, which would be most of the problems of one split.
     - `difficulty`: strength of the opponent. "easy" (default): marks at random; "medium": completes its own three if it
       can, else prevents the agent's, else marks at random; "hard": makes no mistake. The oracle knows the opponent's
-      way and plays the best there is against it: it earns 0.98, 0.97 and 1 on average. An
+      way and plays the best there is against it: it never fails. An
       expert level is missing: the game is solved, and who makes no mistake cannot be answered by a stronger opponent.
     - `max_turns`: the number of replies, if it is to be another than 10.
     - `reset(options={"problem": {"board": "X...O....", "agent": "X", "seed": 1}})` begins with a given board, row by
@@ -61,31 +61,30 @@ class TicTacToeEnv(GameEnv):
     - v0: first version.
     """
 
-    # The best fixed order in which to mark the cells wins 0.571, 0.285 and 0.248 of the problems of one split, exactly;
-    # random marks 0.41, 0.10 and 0.13.
+    # The best fixed order in which to mark the cells wins 0.590, 0.326 and 0.248 of the problems of one split, exactly;
+    # random marks 0.43, 0.11 and 0.13.
     difficulties = {
         "easy": Difficulty(
             "the opponent marks at random",
-            chance_rate=0.58,
-            n_problems=704,
-            settings={"opponent": "random", "worth": 0.9, "luck": 0.5, "turns": 10},
+            chance_rate=0.6,
+            n_problems=464,
+            settings={"opponent": "random", "luck": 0.5, "turns": 10},
         ),
         "medium": Difficulty(
             "the opponent looks one mark ahead",
-            chance_rate=0.29,
-            n_problems=522,
-            settings={"opponent": "look-ahead", "worth": 0.7, "luck": 0.2, "turns": 10},
+            chance_rate=0.34,
+            n_problems=442,
+            settings={"opponent": "look-ahead", "luck": 0.2, "turns": 10},
         ),
         "hard": Difficulty(
             "the opponent makes no mistake; a draw is enough",
             chance_rate=0.26,
             n_problems=611,
-            settings={"opponent": "perfect", "worth": 1.0, "luck": 0.2, "turns": 10},
+            settings={"opponent": "perfect", "luck": 0.2, "turns": 10},
         ),
     }
     default_difficulty = "easy"
     default_max_turns = 10
-    oracle_is_exact = False
     reward_weights = {"correct": 1.0, "draw": 0.5, "malformed": -0.1}
     max_return = 1.0
     problem_fields = {"board": str, "agent": str, "seed": int}
@@ -99,7 +98,7 @@ class TicTacToeEnv(GameEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a position of the level."""
         draw, settings = self.np_random.random, self.settings
-        boards = _positions(settings["opponent"], settings["worth"], settings["luck"])
+        boards = _positions(settings["opponent"], settings["luck"])
         board = boards[int(draw() * len(boards))]
         return {"board": board, "agent": _turn(board), "seed": int(draw() * _MAX_SEED)}
 
@@ -179,12 +178,11 @@ def _with_draw(outcome: Outcome, draw: float) -> Outcome:
 
 
 @cache
-def _positions(opponent: str, worth: float, luck: float) -> Sequence[str]:
-    """Return the boards of a level.
+def _positions(opponent: str, luck: float) -> Sequence[str]:
+    """Return the boards of a level: those from which the best play always succeeds.
 
     Args:
         opponent: How the other side plays.
-        worth: The least that the best play earns on average.
         luck: How often random marks succeed, at most.
     """
     boards, reached = [], {"........."}
@@ -195,7 +193,7 @@ def _positions(opponent: str, worth: float, luck: float) -> Sequence[str]:
     return [
         board
         for board in boards
-        if _best(board, _turn(board), opponent)[0] >= worth - _TINY
+        if _best(board, _turn(board), opponent)[0] >= 1.0 - _TINY
         and _success_at_random(board, _turn(board), opponent) <= luck + _TINY
     ]
 

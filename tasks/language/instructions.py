@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, shuffled
+from llm_envs.tasks.language.english import english_words
 from llm_envs.tasks.language.vocabulary import VOCABULARY
 from llm_envs.tasks.replies import without_fence
 from llm_envs.tasks.wording import in_words
@@ -23,8 +26,8 @@ class InstructionsEnv(SingleTurnEnv):
     ## Description
     Each episode asks for a text under several instructions at once: numbers of words, sentences or lines, words that
     must or must not occur, letters to avoid, capitals, how lines begin. All can be met together: the generator has a
-    text that does. No word may be overused, so that a text cannot be padded. The content of the text is not judged.
-    Teaches to keep many constraints in mind while writing, and to count.
+    text that does. All words must be English, and none may be overused, so that a text cannot be padded. The content of
+    the text is not judged. Teaches to keep many constraints in mind while writing, and to count.
 
     ## Observation
     The instructions. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
@@ -34,8 +37,9 @@ class InstructionsEnv(SingleTurnEnv):
     a fence of three backticks, do not count. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 if every instruction is followed. `malformed` (weight -0.1): 1 for a reply without an answer
-    or with broken tags.
+    `correct` (weight 1): 1 if every instruction is followed; English words are those of
+    `tasks/language/english_words.txt` with a vowel, and some short ones. `malformed` (weight -0.1): 1 for a reply
+    without an answer or with broken tags.
 
     ## Episode End
     Terminates after one reply.
@@ -94,7 +98,7 @@ class InstructionsEnv(SingleTurnEnv):
             if not follows:
                 raise InvalidActionError(f"its example does not follow {given!r}")
         if not _is_varied(problem["example"]):
-            raise InvalidActionError("its example overuses a word")
+            raise InvalidActionError("its example overuses a word, or has one that is not English")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
         """Return the instructions: another example does not make another problem."""
@@ -104,7 +108,8 @@ class InstructionsEnv(SingleTurnEnv):
         """Return the instructions."""
         said = [RULES[name].say(*arguments) for name, *arguments in self.problem["rules"]]
         said.append(
-            f"Use no word more than {_MOST_USES} times. (A word is letters, with - or ' between letters or not.)"
+            f"Use no word more than {_MOST_USES} times, and only English words of at most 15 letters, no names. (A "
+            "word is letters, with - or ' between letters or not.)"
         )
         return "\n".join(["Write a text.", *(f"{i}. {line}" for i, line in enumerate(said, 1))])
 
@@ -117,6 +122,23 @@ class InstructionsEnv(SingleTurnEnv):
         text = answer.strip()
         rules = self.problem["rules"]
         return _is_varied(text) and all(RULES[name].follows(text, *arguments) for name, *arguments in rules)
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the example with consonants in place of all words that no instruction names."""
+        forbidden = "".join(letter for name, letter, *_ in self.problem["rules"] if name == "without")
+        letters = [letter for letter in "bcdfghjklmnpqrstvwxz" if letter not in forbidden]
+        named = {str(value) for _, *arguments in self.problem["rules"] for value in arguments}
+        places = count()
+
+        def meaningless(found: re.Match[str]) -> str:
+            word = found[0]
+            if word.lower() in named:
+                return word
+            place = next(places)
+            drawn = "".join(letters[(place // len(letters) ** i) % len(letters)] for i in range(len(word)))
+            return drawn.upper() if word.isupper() else drawn.capitalize() if word[0].isupper() else drawn
+
+        return {"consonants": self.write_answer(_WORD.sub(meaningless, self.problem["example"]))}
 
 
 class Rule(NamedTuple):
@@ -131,8 +153,17 @@ class Rule(NamedTuple):
 
 
 _MOST_USES = 3
-_WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
+_WORD = re.compile(r"(?<![^\W_])[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 _END = re.compile(r"[.!?]+")
+_VOWEL = re.compile("[aeiouy]")
+_OTHER_WORDS = frozenset(re.findall(r"\S+", """
+a i o ad ah am an as at be by do eh er ex go ha he hi hm if in is it ma me mr ms mrs my no of oh ok okay on or ow ox pa
+pi so to tv uh uk um up us we ye yo hmm shh brr nth dr st etc vs t-shirt x-ray e-mail shan english christmas easter
+internet monday tuesday wednesday thursday friday saturday sunday january february march april may june july august
+september october november december
+"""))  # fmt: skip
+"""Words that the list of English words, of 3 letters or more and no names, does not have."""
+_ENDINGS = ("n't", "'t", "'s", "'d", "'m", "'ll", "'re", "'ve")
 
 
 def _words(text: str) -> list[str]:
@@ -154,8 +185,21 @@ def _lines(text: str) -> list[str]:
 
 
 def _is_varied(text: str) -> bool:
+    """Return whether a text has words, all of them English, and none too often."""
     uses = Counter(_words(text))
-    return bool(uses) and max(uses.values()) <= _MOST_USES
+    return bool(uses) and max(uses.values()) <= _MOST_USES and all(map(_is_english, uses))
+
+
+@lru_cache(maxsize=4096)
+def _is_english(word: str) -> bool:
+    """Return whether each part of a word is English: half-way, isn't, the owl's."""
+    word = word.replace("\u2019", "'")
+    stems = [word, *(word.removesuffix(ending) for ending in _ENDINGS if word.endswith(ending))]
+    return word in _OTHER_WORDS or any(all(map(_is_listed, re.split("['-]", stem))) for stem in stems)
+
+
+def _is_listed(word: str) -> bool:
+    return word in _OTHER_WORDS or (word in english_words() and _VOWEL.search(word) is not None)
 
 
 def _draw_text(random: Random, n_sentences: int) -> str:

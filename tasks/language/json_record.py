@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, SingleTurnEnv
@@ -43,8 +44,9 @@ class JsonRecordEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "starter": one property; "easy" (default): three; "medium": five, some of them not mentioned,
-      and sentences that belong to none; "hard": six and a list of two to four objects; "expert": a list of 24 people
-      with up to seven properties each, told in any order, some of them corrected later.
+      and sentences that belong to none; "hard": six and a list of two to four objects; "expert": a list of 18 people
+      with up to seven properties each in nested objects, told in any order, many by a comparison with somebody else,
+      some of them corrected later.
     - `reset(options={"problem": {"schema": {...}, "text": "...", "expected": {...}}})` gives all three.
 
     ## Version History
@@ -59,15 +61,16 @@ class JsonRecordEnv(SingleTurnEnv):
         "medium": Difficulty("five, asides and gaps", chance_rate=1e-4, settings={"n": 5, "asides": 2}),
         "hard": Difficulty("six and a list of objects", chance_rate=1e-5, settings={"n": 6, "asides": 2}),
         "expert": Difficulty(
-            "24 people, in any order, with corrections",
+            "18 people in nested objects, compared with one another, with corrections",
             chance_rate=1e-6,
-            settings={"people": 24, "n": 7, "corrections": 16},
-            expected_hard="Some 135 values are collected from as many sentences in any order, 16 of them replaced "
-            "later, and written as 24 objects; at one slip in 190 values, 49% of the records are right.",
+            settings={"people": 18, "n": 7, "corrections": 16},
+            expected_hard="Some 100 values are collected from as many sentences in any order. About 40 of them follow "
+            "from the value of somebody else, through up to six comparisons, and 16 are replaced later, with all that "
+            "follows from them; at one slip in 150 values, 51% of the records are right.",
         ),
     }
     default_difficulty = "easy"
-    slow_reset_reason = "at the expert level some 150 sentences about 24 people are drawn"
+    slow_reset_reason = "at the expert level some 120 sentences about 18 people are drawn"
     problem_fields = {"schema": dict, "text": str, "expected": dict}
     instructions = "Write the content of the text as one JSON object that fits the schema."
     answer_example = '{"first_name": "Ada", "children": 2}'
@@ -78,7 +81,11 @@ class JsonRecordEnv(SingleTurnEnv):
         """Draw properties with their values, and say them."""
         random = self.np_random.random
         if self.difficulty == "expert":
-            return _draw_people(random, self.settings["people"], self.settings["n"], self.settings["corrections"])
+            people = _People(random, self.settings["people"], self.settings["n"])
+            told = people.tell(random, self.settings["corrections"])
+            problem = people.problem(told)
+            self._read_once = problem, people.records(_read_once(told))
+            return problem
         fields = sample(random, _FIELDS, self.settings["n"] + self.settings.get("asides", 0))
         wanted, asides = fields[: self.settings["n"]], fields[self.settings["n"] :]
         person = pick(random, PEOPLE)
@@ -121,6 +128,17 @@ class JsonRecordEnv(SingleTurnEnv):
     def solution(self) -> str:
         """Return the expected object."""
         return json.dumps(self.problem["expected"], ensure_ascii=False)
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return, at the expert level, what the reader writes that reads once and keeps the last 50 values in mind.
+
+        It writes each value down where the text tells it. Where it depends on somebody else's, and that is not one of
+        the last 50 values, it is left out; what was written down does not change if the other's value is corrected.
+        """
+        problem, records = getattr(self, "_read_once", (None, None))
+        if problem is not self.problem:
+            return {}
+        return {f"reader({_KEPT})": self.write_answer(json.dumps({"people": records}, ensure_ascii=False))}
 
     def is_correct(self, answer: str) -> bool:
         """Compare as JSON."""
@@ -170,6 +188,10 @@ class _Field(NamedTuple):
     schema: dict[str, Any]
     draw: Callable[[Random, str], tuple[Any, str]]
     """Random numbers and the person's name -> a value, and a sentence that tells it."""
+    compare: Callable[[Random, str, str, Any], tuple[Callable[[Any], Any], str]]
+    """The same, another's name and value -> how the value follows from the other's, and a sentence that tells it."""
+    part: str = ""
+    """The object of a nested record that has it; "" for the record itself."""
 
 
 _MONTHS = (
@@ -247,55 +269,198 @@ def _pet(random: Random, who: str) -> tuple[Any, str]:
     return {"name": name, "kind": kind}, f"{who} has a {kind} called {name}."
 
 
+def _same_city(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    return lambda city: city, f"{who} lives in the same city as {other}."
+
+
+def _same_trade(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    return lambda trade: trade, f"{who} has the same profession as {other}."
+
+
+def _other_age(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    years = between(random, 2, 19)
+    if value > 55:
+        return lambda age: age - years, f"{who} is {in_words(years, 'year')} younger than {other}."
+    return lambda age: age + years, f"{who} is {in_words(years, 'year')} older than {other}."
+
+
+def _other_birthday(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    days, is_later = between(random, 2, 60), random() < 0.5
+    change = timedelta(days if is_later else -days)
+    said = f"{who} was born {in_words(days, 'day')} {'after' if is_later else 'before'} {other}."
+    return lambda born: (date.fromisoformat(born) + change).isoformat(), said
+
+
+def _other_salary(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    more = between(random, 3, 60) * 100
+    if value > 60_000:
+        return lambda salary: salary - more, f"{who} earns {more:,} a year less than {other}."
+    return lambda salary: salary + more, f"{who} earns {more:,} a year more than {other}."
+
+
+def _other_commute(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    minutes = between(random, 2, 25)
+    if value > 100:
+        return (
+            lambda time: time - minutes,
+            f"{who}'s way to work is {in_words(minutes, 'minute')} shorter than {other}'s.",
+        )
+    return lambda time: time + minutes, f"{who}'s way to work is {in_words(minutes, 'minute')} longer than {other}'s."
+
+
+def _like_or_unlike(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    is_like = random() < 0.5
+    said = f"Of {who} and {other}, " + ("both are married or neither." if is_like else "exactly one is married.")
+    return lambda married: married is is_like, said
+
+
+def _more_languages(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    last = pick(random, _LANGUAGES)
+    said = f"{who} speaks the languages of {other} in the same order, but {last} comes last."
+    return lambda spoken: [*[each for each in spoken if each != last], last], said
+
+
+def _same_digits(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    letter = pick(random, "ABCDEFGHJK")
+    said = f"The number on {who}'s card is that on {other}'s card with {letter} for its letter."
+    return lambda code: f"{letter}{code[1:]}", said
+
+
+def _namesake(random: Random, who: str, other: str, value: Any) -> tuple[Callable[[Any], Any], str]:
+    kind = pick(random, ("cat", "dog", "parrot"))
+    said = f"{who} has a {kind} that is called like {other}'s pet."
+    return lambda pet: {"name": pet["name"], "kind": kind}, said
+
+
 _STRING, _INTEGER, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _FIELDS = (
-    _Field(("age", "age_in_years"), _INTEGER, _age),
-    _Field(("city", "residence"), _STRING, _city),
-    _Field(("profession", "job", "occupation"), _STRING, _trade),
-    _Field(("birth_date", "born"), {"type": "string", "format": "date"}, _birthday),
-    _Field(("salary", "yearly_income"), _NUMBER, _salary),
-    _Field(("commute_minutes", "travel_time"), _INTEGER, _commute),
-    _Field(("married", "is_married"), {"type": "boolean"}, _married),
-    _Field(("languages", "speaks"), {"type": "array", "items": _STRING}, _languages),
-    _Field(("member_id", "card_number"), _STRING, _member),
-    _Field(("pet", "animal"), {"type": "object", "properties": {"kind": _STRING, "name": _STRING}}, _pet),
+    _Field(("age", "age_in_years"), _INTEGER, _age, _other_age),
+    _Field(("city", "residence"), _STRING, _city, _same_city, "home"),
+    _Field(("profession", "job", "occupation"), _STRING, _trade, _same_trade, "work"),
+    _Field(("birth_date", "born"), {"type": "string", "format": "date"}, _birthday, _other_birthday),
+    _Field(("salary", "yearly_income"), _NUMBER, _salary, _other_salary, "work"),
+    _Field(("commute_minutes", "travel_time"), _INTEGER, _commute, _other_commute, "work"),
+    _Field(("married", "is_married"), {"type": "boolean"}, _married, _like_or_unlike, "home"),
+    _Field(("languages", "speaks"), {"type": "array", "items": _STRING}, _languages, _more_languages),
+    _Field(("member_id", "card_number"), _STRING, _member, _same_digits),
+    _Field(
+        ("pet", "animal"),
+        {"type": "object", "properties": {"kind": _STRING, "name": _STRING}},
+        _pet,
+        _namesake,
+        "home",
+    ),
 )
-
 
 _MENTIONED = 0.8
 """Share of the properties of people that the text mentions."""
+_COMPARED = 0.4
+"""Share of those that it tells by a comparison with somebody else."""
+_KEPT = 50
+"""Values that the reader of `shortcuts` keeps in mind."""
+
+_Values = dict[tuple[str, int], Any]
+"""By person and number of the property."""
 
 
-def _draw_people(random: Random, n_people: int, n_fields: int, n_corrections: int) -> dict[str, Any]:
-    """Return a problem about several people: sentences about them stand in any order, and corrections replace some."""
-    people, fields = sample(random, PEOPLE, n_people), sample(random, _FIELDS, n_fields)
-    keys = [pick(random, field.keys) for field in fields]
-    told = [(who, i) for who in people for i in range(n_fields) if random() < _MENTIONED]
-    told = shuffled(random, told)
-    records: dict[str, dict[str, Any]] = {who: {"name": who} for who in people}
-    sentences = []
-    for who, i in told:
-        records[who][keys[i]], said = fields[i].draw(random, who)
-        sentences.append(said)
-    changed = sorted(sample(random, range(len(told)), n_corrections), reverse=True)
-    for place in changed:  # from the end, so that the places of those before stay what they are
-        who, i = told[place]
-        records[who][keys[i]], said = fields[i].draw(random, who)
-        sentences.insert(between(random, place + 1, len(sentences)), f"Correction: {said}")
-    properties = {"name": _STRING} | {key: field.schema for key, field in zip(keys, fields, strict=True)}
-    person = {"type": "object", "properties": properties, "additionalProperties": False}
-    schema = {
-        "type": "object",
-        "properties": {
-            "people": {"type": "array", "items": person, "description": "everybody, in the order of the first sentence"}
-        },
-    }
-    text = f"This is about {', '.join(people[:-1])} and {people[-1]}. Corrections replace what was said before."
-    return {
-        "schema": schema,
-        "text": " ".join([text, *sentences]),
-        "expected": {"people": [records[who] for who in people]},
-    }
+class _Told(NamedTuple):
+    """A sentence that tells a property of a person."""
+
+    who: str
+    field: int
+    value: Any
+    """None if it follows from the value of somebody else."""
+    other: str | None
+    follows: Callable[[Any], Any]
+    sentence: str
+
+
+class _People:
+    """The people of the expert level, with their properties."""
+
+    def __init__(self, random: Random, n_people: int, n_fields: int) -> None:
+        self.names, self.fields = sample(random, PEOPLE, n_people), sample(random, _FIELDS, n_fields)
+        self.keys = [pick(random, field.keys) for field in self.fields]
+        self.values: _Values = {}
+
+    def tell(self, random: Random, n_corrections: int) -> list[_Told]:
+        """Draw the values; return the sentences that tell them in any order, some of them corrected later."""
+        told = []
+        for i in range(len(self.fields)):
+            known: list[str] = []
+            for who in shuffled(random, self.names):
+                if random() < _MENTIONED:
+                    told.append(self._tell(random, who, i, known))
+                    known.append(who)
+        told = shuffled(random, told)
+        for place in sorted(sample(random, range(len(told)), n_corrections), reverse=True):
+            right = told[place]  # from the end, so that the places of those before stay what they are
+            value, sentence = self.fields[right.field].draw(random, right.who)
+            told[place] = _Told(right.who, right.field, value, None, _unchanged, sentence)
+            right = right._replace(sentence=f"Correction: {right.sentence}")
+            told.insert(between(random, place + 1, len(told)), right)
+        return told
+
+    def _tell(self, random: Random, who: str, i: int, known: list[str]) -> _Told:
+        """Draw the value of a person's property, perhaps from that of one of `known`."""
+        if known and random() < _COMPARED:
+            other = pick(random, known[-4:])
+            follows, sentence = self.fields[i].compare(random, who, other, self.values[other, i])
+            self.values[who, i] = follows(self.values[other, i])
+            return _Told(who, i, None, other, follows, sentence)
+        value, sentence = self.fields[i].draw(random, who)
+        self.values[who, i] = value
+        return _Told(who, i, value, None, _unchanged, sentence)
+
+    def records(self, values: _Values) -> list[dict[str, Any]]:
+        """Return the people as objects that fit the schema."""
+        records: list[dict[str, Any]] = [{"name": who} for who in self.names]
+        for record in records:
+            for i, (key, field) in enumerate(zip(self.keys, self.fields, strict=True)):
+                if (record["name"], i) in values:
+                    part = record.setdefault(field.part, {}) if field.part else record
+                    part[key] = values[record["name"], i]
+        return records
+
+    def problem(self, told: Sequence[_Told]) -> dict[str, Any]:
+        """Return the schema, the text and the expected object."""
+        properties: dict[str, Any] = {"name": _STRING}
+        for key, field in zip(self.keys, self.fields, strict=True):
+            part = properties.setdefault(field.part, _object({}))["properties"] if field.part else properties
+            part[key] = field.schema
+        order = "everybody, in the order of the first sentence; without objects that would be empty"
+        people = {"type": "array", "items": _object(properties), "description": order}
+        text = (
+            f"This is about {', '.join(self.names[:-1])} and {self.names[-1]}. Corrections replace what was said "
+            "before. Comparisons with somebody are with what is right after all corrections."
+        )
+        return {
+            "schema": {"type": "object", "properties": {"people": people}},
+            "text": " ".join([text, *(each.sentence for each in told)]),
+            "expected": {"people": self.records(self.values)},
+        }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _read_once(told: Sequence[_Told]) -> _Values:
+    """Return what the reader of `shortcuts` has written down."""
+    written: _Values = {}
+    kept: _Values = {}
+    for each in told:
+        value = each.value if each.other is None else kept.get((each.other, each.field))
+        if value is not None:
+            kept.pop((each.who, each.field), None)
+            written[each.who, each.field] = kept[each.who, each.field] = each.follows(value)
+        if len(kept) > _KEPT:
+            del kept[next(iter(kept))]
+    return written
 
 
 def _draw_list(random: Random, who: str) -> tuple[str, dict[str, Any], list[dict[str, Any]], str]:

@@ -21,7 +21,9 @@ _SPARE_TURNS = 2
 """Malformed replies that a reader can afford."""
 _MOST_CHARACTERS = 200_000
 """Of a page."""
-_PRICE = re.compile(r"(?:(?:the )?([a-z ]+?)(?::| costs) )?\$?(\d{1,9})")
+_KEPT = 48
+"""Prices that the reader of `shortcuts` keeps: one for each thing of the expert level."""
+_PRICE = re.compile(r"(?:(?:the )?([a-z ]+?)(?::| costs) )?\$?(\d{1,12})")
 _NEXT = re.compile(r"(?:the )?next(?: page)?", re.IGNORECASE)
 
 
@@ -53,11 +55,13 @@ class PagedRecallEnv(TextEnv):
     - `split`: "train" or "test". No set of things is in both.
     - `difficulty`: "starter": 4 pages of one price, below 10; "easy" (default): 4 pages of 2 prices; "medium": 8 pages
       of 250 tokens, on which half of the prices replace earlier ones, and 2 are asked for; "hard": 16 pages of 1,000
-      tokens, 4 asked for; "expert": 32 pages of 3,000 tokens, 8 asked for.
+      tokens, 4 asked for; "expert": 32 pages of 3,000 tokens, 8 asked for, where a third of the prices are so much more
+      than that of another thing, and change with it.
     - `max_turns`: the number of pages of the level and 4 by default.
     - `reset(options={"problem": {"things": ["bell", "kettle"], "pages": [[["bell", 41]], [["kettle", 17]]], "asked":
       ["kettle"], "seed": 1, "n_characters": 0}})`: the things, the prices of each page, which are asked for, and the
-      seed and length of the text around the prices of a page.
+      seed and length of the text around the prices of a page. Instead of a price, `["bell", 3]` is always 3 more than
+      that of the bell, which must come before the thing in `things`.
 
     ## Version History
     - v0: first version.
@@ -87,9 +91,12 @@ class PagedRecallEnv(TextEnv):
             settings={"things": 32, "pages": 16, "prices": 8, "asked": 4, "characters": 4_000, "range": (10, 99)},
         ),
         "expert": Difficulty(
-            "32 pages of 12 prices in about 3,000 tokens, 8 asked for",
+            "32 pages of 12 prices in about 3,000 tokens, 8 asked for, a third follow from others",
             chance_rate=0.01,
-            settings={"things": 48, "pages": 32, "prices": 12, "asked": 8, "characters": 12_000, "range": (10, 99)},
+            settings={
+                **{"things": 48, "pages": 32, "prices": 12, "asked": 8, "characters": 12_000, "range": (10, 99)},
+                "linked": 0.35,
+            },
         ),
     }
     default_difficulty = "easy"
@@ -121,6 +128,8 @@ class PagedRecallEnv(TextEnv):
         n_prices = settings["pages"] * settings["prices"]
         order = shuffled(random, [*things, *(pick(random, things) for _ in range(n_prices - len(things)))])
         prices = _draw_prices(random, order, settings["range"])
+        if share := settings.get("linked", 0):
+            prices = _link(random, prices, things, share)
         width = settings["prices"]
         # At least one of several has changed, so that its first price is wrong.
         n_prices_of = Counter(order)
@@ -143,8 +152,11 @@ class PagedRecallEnv(TextEnv):
         if not 1 <= len(pages) <= self.max_turns - 2:
             raise InvalidActionError(f"it must have 1 to {self.max_turns - 2} pages, two fewer than replies")
         if not all(isinstance(page, list) and all(_is_price(price, things) for price in page) for page in pages):
-            raise InvalidActionError("its pages must be lists of [one of the things, a price of at most 9 digits]")
+            form = "[one of the things, a price of at most 9 digits or [a thing before it, how much more]]"
+            raise InvalidActionError(f"its pages must be lists of {form}")
         priced = {thing for page in pages for thing, _ in page}
+        if not {price[0] for page in pages for _, price in page if isinstance(price, list)} <= priced:
+            raise InvalidActionError("a thing whose price another follows must have a price")
         if not asked or len(set(map(str, asked))) < len(asked) or not all(t in priced for t in map(str, asked)):
             raise InvalidActionError("it must ask for things with a price, none twice")
         if not 0 <= problem["n_characters"] <= _MOST_CHARACTERS or problem["seed"] < 0:
@@ -161,9 +173,15 @@ class PagedRecallEnv(TextEnv):
     def prompt(self) -> str:
         """Return the things, and how many pages and replies there are."""
         things, n_pages = ", ".join(self.problem["things"]), len(self.problem["pages"])
+        has_links = any(isinstance(price, list) for page in self.problem["pages"] for _, price in page)
+        rule = (
+            "What always costs so much more than another thing changes with its price, until it has another price. "
+            if has_links
+            else ""
+        )
         return (
             f"A shop sells: {things}. Its prices are on {in_words(n_pages, 'page')}; a later price replaces an "
-            f"earlier one. You have {in_words(self.max_turns, 'reply')}."
+            f"earlier one. {rule}You have {in_words(self.max_turns, 'reply')}."
         )
 
     def play(self, action: str) -> Outcome:
@@ -188,22 +206,41 @@ class PagedRecallEnv(TextEnv):
         return self.write_answer(", ".join(map(str, self._right())))
 
     def shortcuts(self) -> Mapping[str, str]:
-        """Return the first price of each thing, where some have changed."""
-        first = {thing: price for page in reversed(self.problem["pages"]) for thing, price in reversed(page)}
-        prices = [first[thing] for thing in self.problem["asked"]]
-        if prices == self._right() and self.settings["things"] == self.settings["pages"] * self.settings["prices"]:
-            return {}  # a level without changes
-        return {"the first prices": self.write_answer(", ".join(map(str, prices)))}
+        """Return the first price of each thing, where some have changed, and the answer of a reader.
+
+        The reader keeps the last 48 prices that it has read. It works out one that follows from another where it reads
+        it; it does not change with the other later.
+        """
+        told = [told for page in self.problem["pages"] for told in page]
+        kept: dict[str, int] = {}
+        for thing, price in told:
+            number = kept.get(price[0], 0) + price[1] if isinstance(price, list) else price
+            kept.pop(thing, None)
+            kept[thing] = number
+            if len(kept) > _KEPT:
+                del kept[next(iter(kept))]
+        found = {f"reader({_KEPT})": [kept.get(thing, 0) for thing in self.problem["asked"]]}
+        first = self._prices(dict(reversed(told)))
+        if first != self._right() or self.settings["things"] < self.settings["pages"] * self.settings["prices"]:
+            found["the first prices"] = first
+        return {name: self.write_answer(", ".join(map(str, prices))) for name, prices in found.items()}
 
     def _right(self) -> list[int]:
-        last = {thing: price for page in self.problem["pages"] for thing, price in page}
-        return [last[thing] for thing in self.problem["asked"]]
+        return self._prices({thing: price for page in self.problem["pages"] for thing, price in page})
+
+    def _prices(self, told: Mapping[str, Any]) -> list[int]:
+        """Return the prices that are asked for."""
+        prices: dict[str, int] = {}
+        for thing in filter(told.__contains__, self.problem["things"]):  # after those that its price may follow
+            price = told[thing]
+            prices[thing] = prices[price[0]] + price[1] if isinstance(price, list) else price
+        return [prices[thing] for thing in self.problem["asked"]]
 
     def _page(self, number: int) -> str:
         pages = self.problem["pages"]
         if number > len(pages):
             return f"What is the price of: {', '.join(self.problem['asked'])}?"
-        sentences = [f"The {thing} costs {price}." for thing, price in pages[number - 1]]
+        sentences = [_say(thing, price) for thing, price in pages[number - 1]]
         if n_characters := self.problem["n_characters"]:
             depths = [(place + 1) / (len(sentences) + 1) for place in range(len(sentences))]
             text = haystack(self.problem["seed"] + number, n_characters, sentences, depths)
@@ -235,6 +272,24 @@ def _draw_prices(random: Random, things: Sequence[str], limits: tuple[int, int])
     return out
 
 
+def _link(random: Random, prices: Sequence[list[Any]], things: Sequence[str], share: float) -> list[list[Any]]:
+    """Let a share of the prices follow from that of a thing that has one already and stands before it in `things`."""
+    rank, known = {thing: place for place, thing in enumerate(things)}, set()
+    linked: list[list[Any]] = []
+    for thing, price in prices:
+        others = [other for other in things[: rank[thing]] if other in known]
+        follows = others and random() < share
+        linked.append([thing, [pick(random, others), between(random, 1, 20)] if follows else price])
+        known.add(thing)
+    return linked
+
+
+def _say(thing: str, price: Any) -> str:
+    if isinstance(price, list):
+        return f"The {thing} always costs {price[1]} more than the {price[0]}."
+    return f"The {thing} costs {price}."
+
+
 def _is_name(thing: Any) -> bool:
     return isinstance(thing, str) and re.fullmatch("[a-z]{1,20}(?: [a-z]{1,20})?", thing) is not None
 
@@ -242,7 +297,12 @@ def _is_name(thing: Any) -> bool:
 def _is_price(price: Any, things: Sequence[str]) -> bool:
     if not isinstance(price, list) or len(price) != 2 or price[0] not in things:
         return False
-    return type(price[1]) is int and 0 <= price[1] < 10**9
+    thing, number = price
+    if isinstance(number, list):
+        if len(number) != 2 or number[0] not in things[: things.index(thing)]:
+            return False
+        number = number[1]
+    return type(number) is int and 0 <= number < 10**9
 
 
 def _read_next(answer: str) -> None:

@@ -68,6 +68,9 @@ class RegexEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"pattern": str, "match": list, "reject": list}
     instructions = "Write one regular expression, and nothing else in the answer."
+    clause_reasons = {
+        "refuses_neighbouring_numbers": "Every pattern that fits the shown texts is right, and several numbers may fit."
+    }
     answer_example = r"item-\d{3,5}"
     plain_answer = staticmethod(_without_marks)
     has_natural_form = False

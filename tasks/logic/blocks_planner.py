@@ -191,13 +191,22 @@ def with_one_way_out(
 
 
 def tower_after_tower(places: Mapping[str, str], goal: Mapping[str, str]) -> list[Move]:
-    """Return a plan for any goal: everything goes to the table, and then each block onto what shall be below it."""
+    """Return a plan for any goal: all blocks out of place go to the table, and then each onto what shall be below."""
     now, moves = dict(places), list[Move]()
-    while tops := [block for block, below in now.items() if below != TABLE and block not in now.values()]:
+    wanted = {below: block for block, below in goal.items()}
+
+    def is_in_place(block: str) -> bool:
+        below = places[block]
+        if goal.get(block, below) != below or below == TABLE:
+            return goal.get(block, below) == below
+        return wanted.get(below, block) == block and is_in_place(below)
+
+    moving = [block for block in places if not is_in_place(block)]
+    while tops := [block for block in moving if now[block] != TABLE and block not in now.values()]:
         for block in tops:
             moves.append((block, TABLE))
             now[block] = TABLE
-    waiting = {block: below for block, below in goal.items() if below != TABLE}
+    waiting = {block: below for block, below in goal.items() if block in moving and below != TABLE}
     while waiting:
         for block, below in list(waiting.items()):
             if below not in waiting:

@@ -62,8 +62,9 @@ class BlocksworldEnv(SingleTurnEnv):
     puts it down on the table or stacks it on another clear block. A plan is right if each of its actions is possible
     when its turn comes, and all parts of the goal hold at the end; any such plan counts. To take the goals one by one,
     as they are listed or backwards, always fails, and so does a plan that ignores what is on top of a block. From the
-    hard level on, the plan may not be longer than the shortest one, which an exact search has found: to put everything
-    on the table first is too long, and so are simple rules for which block has to make way. Teaches planning: actions
+    medium level on, to put all that is out of place on the table first is too long. From the hard level on, the plan
+    may not be longer than the shortest one, which an exact search has found: simple rules for which block has to make
+    way are too long, too. Teaches planning: actions
     with conditions, goals that are in each other's way, and search. The expert level should be hard for any model
     today: up to four blocks must make way, and which ones can only be found by search.
 
@@ -86,9 +87,10 @@ class BlocksworldEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Problems that differ only in the colours of the blocks, or in the order of what is
       said, are in the same split.
-    - `difficulty`: "easy" (default): 6 blocks, and "medium": 8 blocks, with a goal that leaves some places open and
-      4 actions allowed for each block, which are enough to put all blocks on the table and to build the towers from
-      there; "hard": 11 blocks, and "expert": 15 blocks, with as few actions as possible.
+    - `difficulty`: "easy" (default): 6 blocks, with a goal that leaves some places open and 4 actions allowed for each
+      block, which are enough to put all blocks on the table and to build the towers from there; "medium": 8 blocks,
+      with at least 2 actions more than the shortest plan has, but fewer than over the table; "hard": 11 blocks, and
+      "expert": 15 blocks, with as few actions as possible.
     - `reset(options={"problem": {"initial": [["red", "blue"], ["blue", "table"]], "goal": [["blue", "red"]], "limit":
       4}})` plays a given problem: pairs of a block and what it is on, of at most 20 blocks.
 
@@ -99,10 +101,10 @@ class BlocksworldEnv(SingleTurnEnv):
     # The chance rates bound how often a random plan of possible actions reaches the goal in time: 0.03% at the easy
     # level, of 3,000, and never at the others.
     difficulties = {
-        "easy": Difficulty("6 blocks", 0.003, settings={"blocks": 6, "detours": 0}),
-        "medium": Difficulty("8 blocks", 0.001, settings={"blocks": 8, "detours": 0}),
-        "hard": Difficulty("11 blocks, a shortest plan", 0.001, settings={"blocks": 11, "detours": 1}),
-        "expert": Difficulty("15 blocks, a shortest plan", 0.001, settings={"blocks": 15, "detours": 3}),
+        "easy": Difficulty("6 blocks", 0.003, settings={"blocks": 6, "hasty": 3}),
+        "medium": Difficulty("8 blocks, a short plan", 0.001, settings={"blocks": 8, "hasty": 4}),
+        "hard": Difficulty("11 blocks, a shortest plan", 0.001, settings={"blocks": 11, "hasty": 7, "detours": 1}),
+        "expert": Difficulty("15 blocks, a shortest plan", 0.001, settings={"blocks": 15, "hasty": 7, "detours": 3}),
     }
     default_difficulty = "easy"
     problem_fields = {"initial": list, "goal": list, "limit": int}
@@ -116,28 +118,38 @@ class BlocksworldEnv(SingleTurnEnv):
 
     def generate(self) -> dict[str, Any]:
         """Draw towers until hasty plans fail, and as many blocks as wanted must make way in a shortest plan."""
-        random, n, n_detours = self.np_random.random, self.settings["blocks"], self.settings["detours"]
+        random, n = self.np_random.random, self.settings["blocks"]
         while True:
             blocks = sample(random, _COLOURS, n)
             initial, goal = _draw_towers(random, blocks), _draw_towers(random, blocks)
-            if n_detours:
-                moves = _shortest_if_hidden(initial, goal, n_detours)
-                if moves is None:
-                    continue
-                limit = 2 * len(moves)
-            else:
+            if self.difficulty == "easy":
                 goal = {block: below for block, below in goal.items() if below != TABLE}
                 if len(goal) < n // 2:
                     continue
                 limit, moves = 4 * n, tower_after_tower(initial, goal)
+            elif self.difficulty == "medium":
+                n_most = len(tower_after_tower(initial, goal)) - 1
+                found = shortest_moves(initial, goal, n_most - 1)
+                if found is None:
+                    continue
+                limit, moves = 2 * n_most, found
+            else:
+                found = _shortest_if_hidden(initial, goal, self.settings["detours"])
+                if found is None:
+                    continue
+                limit, moves = 2 * len(found), found
             problem = {
                 "initial": [list(pair) for pair in shuffled(random, list(initial.items()))],
                 "goal": [list(pair) for pair in shuffled(random, list(goal.items()))],
                 "limit": limit,
             }
-            if not any(_reaches(problem, hasty) for hasty in _hasty_plans(problem).values()):
+            if not any(_reaches(problem, hasty) for hasty in self._hasty_plans(problem).values()):
                 self._drawn = problem, moves
                 return problem
+
+    def _hasty_plans(self, problem: Mapping[str, Any]) -> dict[str, list[Move]]:
+        """Return the plans of hasty players that must not reach the goal in time at this level."""
+        return dict(list(_hasty_plans(problem).items())[: self.settings["hasty"]])
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse towers that have the wrong form, and a limit below the plan that is known."""
@@ -218,7 +230,7 @@ class BlocksworldEnv(SingleTurnEnv):
 
     def shortcuts(self) -> Mapping[str, str]:
         """Return the plans of players who do not think ahead."""
-        plans = {name: as_actions(self._initial, moves) for name, moves in _hasty_plans(self.problem).items()}
+        plans = {name: as_actions(self._initial, moves) for name, moves in self._hasty_plans(self.problem).items()}
         return {name: self.write_answer("\n".join(map(_write, plan))) for name, plan in plans.items()}
 
 
@@ -254,7 +266,7 @@ def _plan(problem: Mapping[str, Any]) -> list[Move]:
 
 
 def _hasty_plans(problem: Mapping[str, Any]) -> dict[str, list[Move]]:
-    """Return what players plan who do not think ahead, by name; none of them reaches the goal in time."""
+    """Return what players plan who do not think ahead, by name."""
     initial, goals = dict(problem["initial"]), [(block, below) for block, below in problem["goal"]]
     goal = dict(goals)
     plans = {

@@ -62,12 +62,12 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0, and how often a
-    # table of the forms that each kind uses is right: 13%, 9%, 1.2% and next to 0. It knows 55% of the people.
+    # The chance rates bound the share of the commonest assignment, 13.3%, 3.6%, 0.6% and next to 0, and how often a
+    # table of the forms that each kind uses is right: 17.6%, 5.4%, 0.6% and next to 0. It knows 53% of the people.
     difficulties = {
-        "easy": Difficulty("three people", chance_rate=0.15, n_problems=306, settings={"people": 3, "forms": _SIMPLE}),
-        "medium": Difficulty("five people", chance_rate=0.1, settings={"people": 5, "forms": _ALL}),
-        "hard": Difficulty("eight people", chance_rate=0.02, settings={"people": 8, "forms": _ALL}),
+        "easy": Difficulty("three people", chance_rate=0.19, n_problems=224, settings={"people": 3, "forms": _SIMPLE}),
+        "medium": Difficulty("five people", chance_rate=0.065, settings={"people": 5, "forms": _ALL}),
+        "hard": Difficulty("eight people", chance_rate=0.01, settings={"people": 8, "forms": _ALL}),
         "expert": Difficulty(
             "sixteen people",
             chance_rate=0.001,
@@ -209,30 +209,46 @@ def _meaning(n: int, statement: Statement) -> int:
 def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, target: int) -> Statement:
     """Draw a statement that the speaker can make in the assignment `target`.
 
-    The form is drawn before the people, and kept if it can be: both kinds say each form equally often.
+    Everything but the other people is drawn first, and kept if it can be: both kinds say each form equally often. A
+    statement that only one kind can make, such as "Ben and I are both knaves", is not drawn.
     """
-    form, n_tries = pick(random, forms), 0
+    n_tries = 0
     while True:
-        n_tries += 1
         if n_tries % _MOST_TRIES == 0:
-            form = pick(random, forms)
-        truthful = random() < 0.5
-        first, second = int(random() * n), int(random() * (n - 1))
-        second += second >= first
+            form, truthful, second_truthful = pick(random, forms), random() < 0.5, random() < 0.5
+            place = int(random() * n)  # of the speaker among the people that are named, if it is 0 or 1
+        n_tries += 1
+        others = [person for person in range(n) if person != speaker]
+        first, second = sample(random, others, 2)
+        first, second = (speaker if place == 0 else first), (speaker if place == 1 else second)
         if form == "is":
-            statement: Statement = ["is", first, truthful]
-            if first == speaker:
-                continue
+            statement: Statement = ["is", others[int(random() * (n - 1))], truthful]
         elif form == "count":
-            statement = ["count", between(random, 0, n)]
+            statement = ["count", _draw_count(random, n, speaker, target)]
         elif form == "if":
-            statement = ["if", first, truthful, second, random() < 0.5]
+            statement = ["if", first, truthful, second, second_truthful]
         elif form in ("any", "both"):
             statement = [form, first, second, truthful]
         else:
             statement = [form, first, second]
-        if _meaning(n, statement) >> target & 1 == target >> speaker & 1:
+        if _meaning(n, statement) >> target & 1 == target >> speaker & 1 and not _tells_its_speaker(
+            n, statement, speaker
+        ):
             return statement
+
+
+def _draw_count(random: Random, n: int, speaker: int, target: int) -> int:
+    """Draw how many are truthful: the true number, or one that is as likely from a truthful person."""
+    if target >> speaker & 1:
+        return target.bit_count()
+    return 1 + sum(random() < 0.5 for _ in range(n - 1))
+
+
+def _tells_its_speaker(n: int, statement: Statement, speaker: int) -> bool:
+    """Return whether only one kind can make a statement, whatever the others are."""
+    truthful, every = _truthful(n)
+    fitting = every & ~(truthful[speaker] ^ _meaning(n, statement))
+    return fitting & truthful[speaker] in (0, fitting)
 
 
 _MOST_TRIES = 40

@@ -52,7 +52,7 @@ class Desk(Toolset):
 
     @tool
     def look_up(self, order: str) -> str:
-        """Show an order: its state and items.
+        """Show an order: its address and items, each with its state.
 
         Args:
             order: The order's number.
@@ -61,11 +61,12 @@ class Desk(Toolset):
         if entry is None:
             raise InvalidActionError(f"the shop has no order {order.strip()[:20]!r}")
         self.looked_up.add(order.strip())
-        when = f" {in_words(entry['days'], 'day')} ago" if entry["status"] == "delivered" else ""
-        lines = [f"Order {order.strip()}: {entry['status']}{when}; to {entry['address']}"]
+        lines = [f"Order {order.strip()}, to {entry['address']}"]
         for name, thing in sorted(entry["items"].items()):
+            when = f" {in_words(thing['days'], 'day')} ago" if thing["status"] == "delivered" else ""
             sale = ", final sale" if thing["final_sale"] else ""
-            lines.append(f"- {name}, size {thing['size']}, {thing['price']} EUR{sale}, {thing['state']}")
+            after = "" if thing["state"] == "bought" else f", {thing['state']}"
+            lines.append(f"- {name}, size {thing['size']}, {thing['price']} EUR{sale}, {thing['status']}{when}{after}")
         return "\n".join(lines)
 
     @tool
@@ -165,11 +166,12 @@ class CustomerServiceEnv(ToolEnv):
     """Serve a customer of a shop: learn their wishes, check the policy, and fulfil or refuse each wish.
 
     ## Description
-    A customer (scripted) writes their request: money back, another size, an order cancelled, another address. The
-    agent asks for the facts it needs, verifies the customer, looks the order up, and does the things that the shop's
-    policy allows or records which rule forbids them. The system obeys every call; the agent must follow the policy.
-    Some customers ask for exceptions, some give a wrong identity. The state at the end counts: orders, stock, checks
-    and refusals, compared exactly. Teaches to follow rules under pressure, and to ask before acting.
+    A customer (scripted) writes their requests: money back, another size, an order cancelled, another address. The
+    agent asks for the facts it needs, verifies the customer, looks the orders up, and does the things that the shop's
+    policy allows or records which rule forbids them: one of the requests, and it may be any. The system obeys every
+    call; the agent must follow the policy. Some customers ask for exceptions, some for changes of an order that is not
+    theirs. The state at the end counts: orders, stock, checks and refusals, compared exactly. Teaches to follow rules
+    under pressure, and to ask before acting.
 
     ## Observation
     First the customer's message. The customer answers plain text, the system answers calls. After a malformed reply a
@@ -190,10 +192,10 @@ class CustomerServiceEnv(ToolEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): one refund or cancellation; "medium": also exchanges and addresses, and customers
-      with a wrong identity; "hard": two requests, the second after the agent asks for more, and exchanges that become
-      refunds; "expert": four requests, each after the one before.
-    - `max_turns`: 14, 14, 14 and 24 by default.
+    - `difficulty`: "easy" (default): three refunds or cancellations at once; "medium": also exchanges and addresses,
+      and orders of others; "hard": each request only after the agent asks for more, and an exchange that becomes a
+      refund; "expert": four requests.
+    - `max_turns`: 16, 24, 24 and 32 by default.
     - `reset(options={"problem": {"orders": ..., "stock": ..., "customer": ...}})`: a case as
       `tasks/tools/shop.py` has it.
 
@@ -201,46 +203,58 @@ class CustomerServiceEnv(ToolEnv):
     - v0: first version.
     """
 
-    # A player that verifies the customer, refuses impostors, and decides about the others only by the kind of their
-    # request, with the decision that is most often right for it, is right in 33%, 41% and 39% (of 3,000 cases a level).
+    # A player that decides only by the kinds of the requests is right in one of as many cases as there are ways to
+    # refuse one of them: in 14%, 9%, 9% and 5% (of 3,000 cases a level). To do or to refuse everything is never right.
     difficulties = {
         "easy": Difficulty(
-            "one refund or cancellation",
-            chance_rate=0.35,
-            settings={"kinds": ("refund", "refund", "refund", "cancel"), "n_requests": 1, "impostors": 0.0},
+            "three refunds or cancellations",
+            chance_rate=0.17,
+            settings={
+                "kinds": ("refund", "refund", "refund", "cancel"),
+                "outcomes": ("done", "done", "refused"),
+                "n_opening": 3,
+                "strangers": False,
+                "turns": 16,
+            },
         ),
         "medium": Difficulty(
-            "also exchanges and addresses; impostors",
-            chance_rate=0.45,
+            "also exchanges and addresses; orders of others",
+            chance_rate=0.12,
             settings={
                 "kinds": ("refund", "exchange", "exchange", "exchange", "cancel", "address"),
-                "n_requests": 1,
-                "impostors": 0.1,
+                "outcomes": ("done", "done", "refused"),
+                "n_opening": 3,
+                "strangers": True,
+                "turns": 24,
             },
         ),
         "hard": Difficulty(
-            "two requests; exchanges that become refunds",
-            chance_rate=0.45,
+            "three requests, one after the other; an exchange that becomes a refund",
+            chance_rate=0.12,
             settings={
                 "kinds": ("refund", "exchange", "exchange or refund", "exchange or refund", "address"),
-                "n_requests": 2,
-                "impostors": 0.1,
+                "outcomes": ("done", "refunded", "refused"),
+                "n_opening": 1,
+                "strangers": True,
+                "turns": 24,
             },
         ),
         "expert": Difficulty(
-            "four requests, one after the other; exchanges that become refunds",
-            chance_rate=0.3,
+            "four requests, one after the other; an exchange that becomes a refund",
+            chance_rate=0.08,
             settings={
                 "kinds": ("refund", "exchange", "exchange or refund", "exchange or refund", "address"),
-                "n_requests": 4,
-                "impostors": 0.1,
+                "outcomes": ("done", "done", "refunded", "refused"),
+                "n_opening": 1,
+                "strangers": True,
+                "turns": 32,
             },
             expected_hard="Four requests must all end in exactly the state that the policy wants; at one mistake in "
             "six requests, 48% do.",
         ),
     }
     default_difficulty = "easy"
-    default_max_turns = 14
+    default_max_turns = 16
     problem_fields = {"orders": dict, "stock": dict, "customer": dict}
     reward_weights = {"correct": 1.0, "violation": -0.5, "malformed": -0.1}
     min_return = -1.0  # one violation, and the most that malformed replies cost
@@ -249,9 +263,9 @@ class CustomerServiceEnv(ToolEnv):
         f"system, call your tools. The policy:\n{POLICY}\n"
         "Fulfil each request if the policy allows it, and do nothing else. If the policy forbids a request, change "
         "nothing and record the refusal with `refuse`, once for each request, with the number of the rule that forbids "
-        "it (of several rules the lowest). Make no exceptions. Check every customer with `verify`, even if you will "
-        "refuse the request. Ask the customer for the facts you need. At the end, ask whether there is anything else. "
-        "When all is settled, answer with the word done."
+        "it (of several rules the lowest). Make no exceptions. Check every order of a request with `verify`, even if "
+        "you will refuse the request. Ask the customer for the facts you need. At the end, ask whether there is "
+        "anything else. When all is settled, answer with the word done."
     )
     answer_example = "done"
     has_natural_form = False
@@ -264,8 +278,8 @@ class CustomerServiceEnv(ToolEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
-        if max_turns is None and self.settings["n_requests"] > 2:
-            self.max_turns = 24
+        if max_turns is None:
+            self.max_turns = self.settings["turns"]
 
     def make_tools(self) -> Toolset:
         """Return the shop's system."""
@@ -275,7 +289,14 @@ class CustomerServiceEnv(ToolEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a case of the level."""
         settings = self.settings
-        return draw_case(self.np_random, settings["kinds"], settings["n_requests"], settings["impostors"])
+        drawn: dict[str, Any] = draw_case(
+            self.np_random.random,
+            settings["kinds"],
+            settings["outcomes"],
+            settings["n_opening"],
+            settings["strangers"],
+        )
+        return drawn
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse a case that does not hang together."""
@@ -323,28 +344,28 @@ class CustomerServiceEnv(ToolEnv):
         if _DONE.fullmatch(answer) is None:
             raise InvalidActionError('answer "done" when all is settled')
         customer = self.problem["customer"]
-        has_tried = (customer["order"], customer["email"].casefold()) in self.desk.tried
+        email = customer["email"].casefold()
+        has_tried = all((request["order"], email) in self.desk.tried for request in customer["requests"])
         return has_tried and not self.desk.n_violations and _sorted(self.desk.log) == _sorted(self._calls)
 
     def next_action(self) -> str:
         """Ask, verify, look up, decide; ask for more; answer."""
-        customer, desk = self.problem["customer"], self.desk
-        order, told = customer["order"], self.customer.told
+        customer, desk, told = self.problem["customer"], self.desk, self.customer.told
         if self.n_turns + 1 >= self.max_turns:
             return self.write_answer("done")
         if not {"order", "mail"} <= told:
             return "Gladly. What is your order number, and what is your e-mail address?"
-        if (order, customer["email"].casefold()) not in desk.tried:
-            return format_tool_call("verify", order=order, email=customer["email"])
-        if order not in desk.looked_up and self._calls[0] != ("refuse", {"order": order, "rule": 1}):
-            return format_tool_call("look_up", order=order)
         settled: list[tuple[str, dict[str, Any]]] = []
         for request, call in zip(customer["requests"][: self.customer.n_told], self._calls, strict=False):
             settled.append(call)
             if desk.log.count(call) >= settled.count(call):
                 continue
-            name, arguments = call
+            (name, arguments), order = call, request["order"]
+            if (order, customer["email"].casefold()) not in desk.tried:
+                return format_tool_call("verify", order=order, email=customer["email"])
             if arguments.get("rule") != 1:
+                if order not in desk.looked_up:
+                    return format_tool_call("look_up", order=order)
                 if request["size"] and f"size {request['item']}" not in told:
                     return "Which size do you need?"
                 if request["size"] and request["item"] not in desk.looked_up:

@@ -113,6 +113,9 @@ class FunctionCallingEnv(ToolEnv):
     )
     answer_example = "done"
     has_natural_form = False
+    clause_reasons = {
+        "understands_other_wordings": "A question is a line in the form that the instructions give, not free text."
+    }
 
     def __init__(
         self,

@@ -36,7 +36,15 @@ __all__ = [
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 N_SLOTS = 16
 """Half hours of a working day, from 9:00 to 17:00."""
-_TIME = re.compile(r"(?<![\d:.])([01]?[0-9]|2[0-3])[:.]([0-5][0-9])(?![\d:])")
+_HOURS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_HOUR = rf"(?:2[0-3]|[01]?[0-9]|{'|'.join(_HOURS)})"
+_TIME = re.compile(
+    rf"(?<![\w:.])(?P<half>half past )?(?P<hour>{_HOUR})(?:(?P<minute>[:.h][0-5][0-9])(?::00)?(?![\d:]))?"
+    rf"(?: ?(?P<unit>h|hrs|hours|o['\u2019]clock))?"
+    r"(?P<part> ?[ap]\.?m\b| ?noon\b| ?in the (?:morning|afternoon))?(?![\w:])"
+    r"|\b(?P<noon>noon|midday)\b|(?<=\bat )(?P<compact>[01][0-9][03]0)(?![\w:])"
+)
+_DAY = re.compile(r"\b(?:(mon)|(tue)s?|(wed)(?:nes)?|(thu)(?:rs?)?|(fri))(?:day)?s?\b")
 
 Event = tuple[str, int, int, int, frozenset[int]]
 """Title, day, first slot, number of slots, who is there besides Robin."""
@@ -52,26 +60,50 @@ def clock(slot: int) -> str:
 
 def slot_of(text: str) -> int:
     """Return the half hour of a time that somebody wrote; raise `InvalidActionError` if it is none."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None or match[2] not in ("00", "30") or not 9 <= int(match[1]) < 17:
+    match = _TIME.fullmatch(text.strip().casefold())
+    slots = [slot for slot in range(N_SLOTS) if match is not None and _clock_of(match) == clock(slot)]
+    if not slots:
         raise InvalidActionError(f"the start {text[:20]!r} is not a full or half hour from 09:00 to 16:30")
-    return 2 * (int(match[1]) - 9) + int(match[2]) // 30
+    return slots[0]
 
 
 def day_of(text: str) -> int:
     """Return the number of a weekday; raise `InvalidActionError` if it is none."""
-    for number, name in enumerate(DAYS):
-        if text.strip().casefold() == name.casefold():
-            return number
-    raise InvalidActionError(f"{text[:20]!r} is none of {', '.join(DAYS)}")
+    match = _DAY.fullmatch(text.strip().casefold())
+    if match is None or match.lastindex is None:
+        raise InvalidActionError(f"{text[:20]!r} is none of {', '.join(DAYS)}")
+    return match.lastindex - 1
 
 
 def times_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the different weekdays and times that a text names."""
+    """Return the different weekdays and times that a text names, in their order.
+
+    A time is written as 15:00, 15.00, 15h, "3 PM", "half past two", "three o'clock" or "noon". From one to half past
+    five o'clock without "am", "pm" or a leading zero it is the afternoon, since the day ends at 17:00.
+    """
     lower = text.casefold()
-    days = tuple(day for day in DAYS if day.casefold() in lower)
-    clocks = dict.fromkeys(f"{int(hour):02d}:{minute}" for hour, minute in _TIME.findall(text))
-    return days, tuple(clocks)
+    days = dict.fromkeys(DAYS[match.lastindex - 1] for match in _DAY.finditer(lower) if match.lastindex)
+    clocks = dict.fromkeys(filter(None, map(_clock_of, _TIME.finditer(lower))))
+    return tuple(days), tuple(clocks)
+
+
+def _clock_of(match: re.Match[str]) -> str:
+    """Return the time that a match stands for, as 09:30; empty for another number, such as "1h", a duration."""
+    if match["noon"]:
+        return "12:00"
+    if match["compact"]:
+        return f"{match['compact'][:2]}:{match['compact'][2:]}"
+    if not (match["half"] or match["minute"] or match["unit"] in ("h", "o'clock", "o\u2019clock") or match["part"]):
+        return ""
+    hour = _HOURS.index(match["hour"]) + 1 if match["hour"] in _HOURS else int(match["hour"])
+    if hour < 9 and (match["unit"] in ("h", "hrs", "hours") or (match["minute"] or "").startswith("h")):
+        return ""
+    part = (match["part"] or "").strip()
+    if part and hour <= 12:
+        hour = hour % 12 + (0 if part.startswith("a") or "morning" in part else 12)
+    elif hour < 6 and not match["hour"].startswith("0"):
+        hour += 12
+    return f"{hour:02d}:{30 if match['half'] else int((match['minute'] or ':0')[1:]):02d}"
 
 
 # Offices.

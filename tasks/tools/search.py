@@ -46,13 +46,16 @@ class Library(Toolset):
         Args:
             query: Words to look for.
         """
+        self.log.add(("search", query))
+        lines = [f"{title}: {' '.join(text.split()[:_SNIPPET_WORDS])} ..." for title, text in self.best(query)]
+        return "\n".join(lines) or "No article has any of these words."
+
+    def best(self, query: str) -> list[tuple[str, str]]:
+        """Return the titles and texts of the articles that fit a query best."""
         articles = list(self.articles().items())
         if self._index is None:
             self._index = Bm25([f"{title} {text}" for title, text in articles])
-        self.log.add(("search", query))
-        found = self._index.search(query, _N_RESULTS)
-        lines = [f"{articles[i][0]}: {' '.join(articles[i][1].split()[:_SNIPPET_WORDS])} ..." for i, _ in found]
-        return "\n".join(lines) or "No article has any of these words."
+        return [articles[i] for i, _ in self._index.search(query, _N_RESULTS)]
 
     @tool
     def read(self, title: str) -> str:
@@ -98,7 +101,7 @@ class SearchEnv(ToolEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): one article, or two, of 34; "medium": two or three of 42; "hard": four or five of
+    - `difficulty`: "easy" (default): two articles of 34; "medium": two or three of 42; "hard": four or five of
       56; "expert": seven to nine of 108.
     - `max_turns`: 8, 10, 14 and 22 by default.
     - `reset(options={"problem": {"world": ..., "start": ["book", 0], "path": ["author"], "asked": "year"}})`:
@@ -114,9 +117,9 @@ class SearchEnv(ToolEnv):
     # 1/8, 1/8 and 1/10; years are harder to guess.
     difficulties = {
         "easy": Difficulty(
-            "one article or two, of 34",
+            "two articles of 34",
             chance_rate=0.125,
-            settings={"sizes": (8, 10, 8, 8), "n_articles": (1, 2), "turns": 8},
+            settings={"sizes": (8, 10, 8, 8), "n_articles": (2, 2), "turns": 8},
         ),
         "medium": Difficulty(
             "two or three of 42",
@@ -227,6 +230,20 @@ class SearchEnv(ToolEnv):
                 return format_tool_call("read", title=title)
             return format_tool_call("search", query=query)
         return self.write_answer(self._answer)
+
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return what players answer who read only the first article, or only the best of a search for the question."""
+        world, asked, articles = self.problem["world"], self.problem["asked"], self.library.articles()
+        kind, index = self._steps[0]
+        best = self.library.best(self.prompt())[0][0]
+        answers = {}
+        for name, title in (("the first article", world[kind][index][0]), ("the best result", best)):
+            text = articles[title].replace(title, "")
+            sort = _RELATIONS[asked][1] if asked in _RELATIONS else "town"
+            names = [row[_VALUES.get((sort, asked), 0)] for row in world[sort]]
+            found = _YEAR.findall(text) if asked == "year" else [name for name in names if name in text]
+            answers[name] = self.write_answer(found[0] if found else "none")
+        return answers
 
 
 # The world: lists of lists, in which a thing's first field is its name and others are places in other lists.
@@ -462,6 +479,7 @@ _ARTICLES: dict[str, Callable[[Mapping[str, list[list[Any]]]], Iterator[tuple[st
     "company": _companies,
     "book": _books,
 }
+_YEAR = re.compile(r"\b[0-9]{4}\b")
 _SENTENCE = re.compile(r"\b(?:is|was|are|were|lies|wrote|founded|let|will|search|read|cannot)\b", re.IGNORECASE)
 _BEFORE_NAMES = ("the ", "river ", "town of ", "town ", "company ", "book ")
 

@@ -10,6 +10,7 @@ from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import evaluate
 from llm_envs.parsers import format_answer, format_tool_call, parse_reply
+from llm_envs.rewards import read_integer
 
 DOCSTRING = """Say it.
 
@@ -132,8 +133,50 @@ class MostlyLeft(TextEnv):
         return format_answer("yes" if self.n_yes < 2 else self.problem["door"])
 
 
+class OneYesIsEnough(MostlyLeft):
+    doors = ("left", "right", "up", "down")
+
+    def begin(self):
+        self.n_yes = 0
+
+    def play(self, action):
+        outcome = super().play(action)
+        if outcome.terminated and self.n_yes == 1 and parse_reply(action).answer == self.problem["door"]:
+            return outcome._replace(components=dict(WON), is_success=True)
+        return outcome
+
+
 class AnyDoor(MostlyLeft):
     doors = ("left", "right", "up", "down")
+
+
+# Won without a look at one of two numbers.
+
+
+class LooksAtOne(TextEnv):
+    __doc__ = DOCSTRING
+    difficulties = {"only": Difficulty("only", chance_rate=0.1)}
+    default_difficulty = "only"
+    default_max_turns = 5
+    problem_fields = {"mine": list, "yours": list}
+
+    def generate(self):
+        return {name: [int(x * 1_000) for x in self.np_random.random(5)] for name in self.problem_fields}
+
+    def prompt(self):
+        return f"Hit or stick? A mistake ends the game. You have {self.max_turns} replies.\n{self._cards()}"
+
+    def _cards(self):
+        return f"I hold {self.problem['mine'][self.n_turns]}. You hold {self.problem['yours'][self.n_turns]}."
+
+    def play(self, action):
+        is_right = parse_reply(action).answer == ("hit" if self.problem["yours"][self.n_turns - 1] < 500 else "stick")
+        if is_right and self.n_turns < 5:
+            return Outcome(self._cards(), dict(NOTHING))
+        return Outcome("The end.", dict(WON if is_right else NOTHING), True, is_right)
+
+    def next_action(self):
+        return format_answer("hit" if self.problem["yours"][self.n_turns] < 500 else "stick")
 
 
 # Won by going through a list.
@@ -163,10 +206,17 @@ class SaysYes(OneTry):
     # Whoever asks about each name in turn is told when it is the right one.
     def play(self, action):
         outcome = super().play(action)
-        if outcome.terminated or action == "Tell me.":
+        if outcome.terminated or "tell me" in action.casefold():
             return outcome
         self.knows = action == f"How about {self.target}?"
         return outcome._replace(observation="That is the one." if self.knows else "That is not the one.")
+
+
+class OneWording(OneTry):
+    def play(self, action):
+        if parse_reply(action).answer is None and action != "Tell me.":
+            return Outcome("I do not understand.", dict(NOTHING))
+        return super().play(action)
 
 
 class Haggling(TextEnv):
@@ -215,7 +265,7 @@ class Queries(Single):
     """Which rows a query finds; the rows are drawn so that no mistake in the comparison shows."""
 
     __doc__ = DOCSTRING
-    least = 1
+    nearest = (-3, 1)
 
     def prompt(self):
         a, b = self.problem["a"], self.problem["b"]
@@ -228,9 +278,7 @@ class Queries(Single):
         with sqlite3.connect(":memory:") as table:
             table.execute("CREATE TABLE t (n INTEGER)")
             a = self.problem["a"]
-            table.executemany(
-                "INSERT INTO t VALUES (?)", [(a - 3,), (a + self.least,), (a + 8,), (a + self.problem["b"] + 9,)]
-            )
+            table.executemany("INSERT INTO t VALUES (?)", [(a + n,) for n in (*self.nearest, 8, self.problem["b"] + 9)])
             try:
                 return table.execute(answer).fetchall() == table.execute(self.solution()).fetchall()
             except (sqlite3.Error, sqlite3.Warning, ValueError, UnicodeEncodeError) as error:
@@ -239,12 +287,52 @@ class Queries(Single):
 
 class SharpQueries(Queries):
     __doc__ = DOCSTRING
-    least = 0
+    nearest = (-1, 0)
+
+
+class NearlyRight(WorkedOut):
+    def is_correct(self, answer):
+        return abs(read_integer(answer) - int(self.solution())) <= 1
+
+
+class Excused(NearlyRight):
+    __doc__ = DOCSTRING
+    clause_reasons = {"refuses_neighbouring_numbers": "The measurement is not more exact than that."}
+
+
+class CountsWords(Single):
+    # Only the number of words and the first one are judged.
+    most_a, most_b = 300, 30
+    has_natural_form = False
+
+    def prompt(self):
+        return f"Write {self.problem['b'] + 30} words, of which the first is {NAMES[self.problem['a']]}."
+
+    def solution(self):
+        a = self.problem["a"]
+        return " ".join(NAMES[(a + 7 * i) % 300] for i in range(self.problem["b"] + 30))
+
+    def is_correct(self, answer):
+        words = re.findall(r"\w+", answer)
+        return len(words) == self.problem["b"] + 30 and words[0] == NAMES[self.problem["a"]]
 
 
 class Shortcut(WorkedOut):
     def shortcuts(self):
         return {"the sum without carrying the rest": format_answer(self.solution())}
+
+
+class SolvedByReading(WorkedOut):
+    # At a level that is expected to be hard, a player that keeps five facts wins.
+    __doc__ = DOCSTRING
+    difficulties = {
+        "only": Difficulty(
+            "only", chance_rate=0.001, expected_hard="Its text is too long for most of the models that read it once."
+        )
+    }
+
+    def shortcuts(self):
+        return {"reader(5)": format_answer(self.solution())}
 
 
 class NoShortcut(WorkedOut):
@@ -376,16 +464,22 @@ class SlowToStep(WorkedOut):
         return super().is_correct(answer)
 
 
-HONEST = (WorkedOut, AnyDoor, OneTry, SharpQueries, NoShortcut, Looking, TurnedBoards)
+HONEST = (WorkedOut, Excused, AnyDoor, OneTry, SharpQueries, NoShortcut, Looking, TurnedBoards)
 HOLLOW = (
     (SixtyAnswers, "is_not_won_by_heart"),
     (Restated, "is_not_won_by_heart"),
     (MostlyLeft, "is_not_won_by_a_fixed_plan"),
+    (LooksAtOne, "is_not_won_at_a_glance"),
     (ManyTries, "is_not_won_by_enumeration"),
     (SaysYes, "is_not_won_by_enumeration"),
     (Haggling, "is_not_won_by_enumeration"),
-    (Queries, "refuses_mutated_references"),
+    (OneWording, "understands_other_wordings"),
+    (OneYesIsEnough, "needs_every_round"),
+    (NearlyRight, "refuses_neighbouring_numbers"),
+    (CountsWords, "is_not_won_by_meaningless_text"),
+    (Queries, "refuses_mutated_references, refuses_neighbouring_numbers"),
     (Shortcut, "is_not_won_by_shortcuts"),
+    (SolvedByReading, "is_not_won_by_shortcuts"),
     (KnowsUnseen, "oracle_knows_what_is_shown"),
     (KnowsInTheEnd, "oracle_knows_what_is_shown"),
     (TellsNoLimit, "tells_its_turn_limit"),

@@ -86,6 +86,11 @@ RECORDS = {
         ({"operation": "one"}, "Ada Cleo Eva Dan Finn"),
         ({"operation": "one", "condition": ["city", "is not", "Rome"]}, "Cleo Eva Dan"),
         ({"operation": "union", "condition": ["age", "at most", 25]}, "Ben Dan Finn"),
+        ({"operation": "union", "condition": ["age", "above the average of", "city"]}, "Ada"),  # 30 of 30 and 25
+        ({"keys": [["same city", "ascending"], ["age", "ascending"]]}, "Ada Cleo Ben Dan"),
+        ({"operation": "union", "keys": [["same city", "descending"]]}, "Ada Ben Dan Finn Cleo Eva"),
+        ({"operation": "one", "keys": [["same age", "descending"], ["city", "ascending"]]}, "Eva Cleo Ada Dan Finn"),
+        ({"condition": ["age", "at least", 30], "keys": [["same city", "ascending"]]}, "Ada Cleo"),  # of those kept
     ],
 )
 def test_sort_records(change, names):
@@ -123,6 +128,10 @@ def test_sort_records_says_all_it_wants():
     ]
     by_words = text_of("SortRecords", RECORDS | {"keys": [["age", "ascending"], ["city", "descending"]]})
     assert "\nSort them by age (ascending), then by city (descending); words go by the alphabet.\n" in by_words
+    tallies = {"condition": ["age", "above the average of", "city"], "keys": [["same city", "ascending"]]}
+    text = text_of("SortRecords", RECORDS | {"operation": "union"} | tallies)
+    assert "\nKeep only those whose age is above the average age of all those with the same city.\n" in text
+    assert "\nSort them by how many of those kept have the same city (ascending).\n" in text
     unsorted = text_of("SortRecords", RECORDS | {"keys": []})
     assert "Sort" not in unsorted and "\nThey stay in the order in which they stand above" in unsorted
 
@@ -138,6 +147,9 @@ def test_sort_records_says_all_it_wants():
         ({"condition": ["age", "at least", 99]}, "no record is left"),
         ({"condition": ["age", ["at least"], 25]}, "a condition must be"),
         ({"condition": ["age", "at least", "x"]}, "of the column's type"),
+        ({"condition": ["city", "above the average of", "age"]}, "needs a column of numbers"),
+        ({"condition": ["age", "above the average of", "town"]}, "needs a column of numbers"),
+        ({"keys": [["same town", "ascending"]]}, "a key must be"),
     ],
 )
 def test_sort_records_refuses(change, complaint):

@@ -50,7 +50,7 @@ def test_the_first_message():
         "cost of each of its options. The joiner accepts any offer within the limit. If an offer is above the limit, "
         "the joiner refuses it and tells you by how much it is too expensive. The joiner refuses 1 offer in this way. "
         "If another offer is above the limit, the joiner ends the talks and you get no points. You have 6 messages. "
-        "Try to get as many points as possible.",
+        "The first question that is not about one thing does not count. Try to get as many points as possible.",
     ]
 
 
@@ -130,6 +130,7 @@ def test_what_is_no_offer_changes_nothing(action, said, reward):
         '{"payment": "at once", "wood": "oak"}',
         "I offer payment: at once; wood: oak.",
         "```\nwood: oak\npayment: at once\n```",
+        "at once; oak",
     ],
 )
 def test_offers_in_natural_forms(answer):
@@ -144,7 +145,7 @@ def test_offers_in_natural_forms(answer):
         "payment: at once; wood: pine/oak",
         "payment: at once; wood: not oak",
         "payment: at once; wood: oak; or leave",
-        "at once; oak",
+        "at once; steel",
     ],
 )
 def test_offers_that_are_not_one_package(answer):
@@ -163,7 +164,7 @@ def test_leaving(answer):
 def test_a_question_may_name_what_was_told_before():
     said = play(KITCHEN, "The payment?", "Thanks for the payment. And the wood?", "Wood or payment?")[0]
     assert said[1].startswith("As to the wood: ")
-    assert said[2] == "One thing at a time, please."
+    assert said[2] == "One thing at a time, please.\n(This message does not count.)"
     assert play(KITCHEN, "I need wood. What about the payment?")[0][0].startswith("As to the payment: ")
 
 
@@ -176,7 +177,7 @@ def test_the_example_of_an_offer_is_of_this_problem():
 
 
 def test_without_a_deal_there_is_nothing():
-    _, reward, terminated, truncated, success = play(KITCHEN, "The wood?", "The wood?", max_turns=2)
+    _, reward, terminated, truncated, success = play(KITCHEN, "The wood?", "The wood?", max_turns=3)
     assert (reward, terminated, truncated, success) == (0.0, False, True, False)
 
 
@@ -193,7 +194,7 @@ def test_the_oracle_finds_the_best_package(level):
             _, reward, over, truncated, _ = env.step(env.oracle())
             assert not truncated
         assert reward == 1.0
-        assert env.n_turns == env.max_turns - 1
+        assert env.n_turns == env.turns_allowed() - 1 == env.max_turns - 2
     assert themes == set(THEMES)
 
 

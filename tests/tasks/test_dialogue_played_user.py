@@ -55,7 +55,8 @@ class Parrot:
 def test_the_first_message():
     assert gym.make(ID).reset(options={"problem": PROBLEM})[0] == (
         "Catalogue:\n- Acorn: floor top, heating gas, rooms two\n- Birch: floor ground, heating wood, rooms two\n"
-        "- Clover: floor top, heating wood, rooms three\nYou have 4 messages, the recommendation included.\n\n"
+        "- Clover: floor top, heating wood, rooms three\nYou have 4 messages, the recommendation included. "
+        "The first one that does not ask about one property does not count.\n\n"
         "Customer: Hello, I am looking for a flat."
     )
 
@@ -76,7 +77,8 @@ def test_the_first_message():
 def test_the_script_tells_one_thing_at_a_time(text, answer):
     assert scripted_answer(text, ITEMS, WISHES) == answer
     observation, reward, terminated, *_ = make().step(f"<think>floor, rooms, heating</think>{text}")
-    assert (observation, reward, terminated) == (f"Customer: {answer}", 0.0, False)
+    assert observation.removesuffix("\n(This message does not count.)") == f"Customer: {answer}"
+    assert (reward, terminated) == (0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,8 @@ def test_of_several_properties_those_of_the_last_question_count():
     assert (
         env.step("You want two rooms. What floor would you like?")[0] != "Customer: Could you ask me about one thing?"
     )
-    assert env.step("What floor and how many rooms?")[0] == "Customer: Could you ask me about one thing?"
+    assert env.step("What heating and how many rooms?")[0].startswith("Customer: Could you ask me about one thing?")
+    assert env.step("And what floor, and how many rooms?")[0] == "Customer: I would like two."  # floor was told
 
 
 def test_questions_are_asked_without_knowing_what_matters():
@@ -224,7 +227,7 @@ def test_a_model_plays_the_customer():
 def test_what_the_player_says_decides_nothing():
     env = make(user_policy=ConstantPolicy("<answer>Acorn</answer> You win! Take the Acorn."))
     observation, reward, terminated, *_ = env.step("What would you like?")
-    assert observation == "Customer: <answer>Acorn</answer> You win! Take the Acorn."
+    assert observation.startswith("Customer: <answer>Acorn</answer> You win! Take the Acorn.")
     assert (reward, terminated) == (0.0, False)
     assert env.step(format_answer("Acorn"))[1] == 0.0
 

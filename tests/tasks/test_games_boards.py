@@ -10,7 +10,7 @@ import pytest
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import DIRECTIONS, cell_name
-from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells
+from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells, safest_cell
 from llm_envs.tasks.games.sokoban import _read as read_warehouse
 
 LEVELS = ["easy", "medium", "hard"]
@@ -250,7 +250,9 @@ def test_the_rules_of_the_solver_by_hand():
     assert opened == bits(rows, "A1", "B1", "C1", "A2", "B2", "C2", "A3", "B3")
     assert safe_cells(field, opened) == bits(rows, "D3")  # by the difference of the two
     assert field.numbers[4 * 2 + 3] == 2
-    assert field.is_solvable(opened | bits(rows, "D3")) == field.is_solvable(opened)
+    assert safe_cells(field, opened, compares=False) == 0
+    assert field.n_comparisons(opened) == 1  # then D2 must be the mine of C1 and C2, so that D1 is safe
+    assert field.n_comparisons(opened | bits(rows, "D3")) == 0
 
 
 def test_what_the_solver_calls_safe_is_safe_in_every_field_that_looks_the_same():
@@ -282,6 +284,28 @@ def test_fields_are_opened_without_guessing(level):
         while not (outcome := env.step(format_answer(cells_shown_safe(env))))[2]:
             pass
         assert outcome[1] == 1.0
+
+
+@pytest.mark.parametrize(("level", "most"), [("hard", 0.6), ("expert", 0.4)])
+def test_single_numbers_do_not_open_a_field(level, most):
+    """A player that never compares two numbers, and opens the cell that seems safest where one number shows none."""
+    n, env = 40, make("llm/Minesweeper-v0", level)
+    n_opened = 0
+    for seed in range(n):
+        env.reset(seed=seed)
+        field, opened, n_guesses = env._field, env._opened, 0
+        assert field.n_comparisons(opened) >= env.settings["comparisons"] > 0
+        while opened != field.safe:
+            if not (cells := safe_cells(field, opened, compares=False)):
+                cells, n_guesses = safest_cell(field, opened), n_guesses + 1
+            if cells & field.mines:
+                break
+            for cell in range(env._n_rows * env._n_columns):
+                if cells >> cell & 1:
+                    opened = field.opened_with(cell, opened)
+        assert n_guesses > 0
+        n_opened += opened == field.safe
+    assert n_opened / n <= most
 
 
 def cells_shown_safe(env):

@@ -152,19 +152,18 @@ def test_what_the_oracle_expects_by_hand():
     assert (cell, value) == (5, pytest.approx(0.75))
 
 
-@pytest.mark.parametrize(("level", "expected"), [("easy", 0.982), ("medium", 0.965), ("hard", 1.0)])
-def test_the_oracle_of_tic_tac_toe_earns_what_is_declared(level, expected):
-    n, env = 120, make("llm/TicTacToe-v0", level)
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_oracle_of_tic_tac_toe_never_fails(level, split):
+    env = make("llm/TicTacToe-v0", level, split=split)
     values = [ttt._best(board, ttt._turn(board), env.settings["opponent"])[0] for board in positions(env)]
     assert len(values) == env.n_problems
-    assert sum(values) / len(values) == pytest.approx(expected, abs=0.001)
-    earned, rate = results(env, oracle, n)
-    assert abs(earned - expected) < 3 * 0.25 / n**0.5
-    assert rate > 0.8 if level != "hard" else rate == earned == 1.0
+    assert values == pytest.approx([1.0] * len(values))
+    assert results(env, oracle, 60) == (1.0, 1.0)
 
 
 def positions(env):
-    return ttt._positions(env.settings["opponent"], env.settings["worth"], env.settings["luck"])
+    return ttt._positions(env.settings["opponent"], env.settings["luck"])
 
 
 def wins_of_an_order(board, order, opponent):
@@ -187,7 +186,7 @@ def wins_of_an_order(board, order, opponent):
 
 @pytest.mark.parametrize(
     ("level", "order", "expected"),  # found by trying all orders: the best there are in train
-    [("easy", "402681375", 0.571), ("medium", "460823715", 0.285), ("hard", "426038751", 0.248)],
+    [("easy", "402861357", 0.590), ("medium", "420861537", 0.326), ("hard", "408257631", 0.248)],
 )
 def test_the_best_fixed_order_wins_less_than_the_chance_rate(level, order, expected):
     env = make("llm/TicTacToe-v0", level)

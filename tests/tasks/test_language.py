@@ -9,7 +9,7 @@ import pytest
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.language.english import english_words
 from llm_envs.tasks.language.extraction import matching
-from llm_envs.tasks.language.json_record import same_json
+from llm_envs.tasks.language.json_record import _FIELDS, same_json
 from llm_envs.tasks.language.patterns import Pattern
 from llm_envs.tasks.language.vocabulary import VOCABULARY
 
@@ -142,7 +142,7 @@ def test_no_example_overuses_a_word():
 
 
 def test_a_text_cannot_be_padded():
-    problem = {"rules": [["words", 20, 22]], "example": "a b c d e f g h i j k l m n o p q r s t"}
+    problem = {"rules": [["words", 20, 22]], "example": " ".join(VOCABULARY[:20])}
     assert reward("llm/Instructions-v0", problem, "word " * 20) == 0
     assert reward("llm/Instructions-v0", problem, problem["example"]) == 1
     assert reward("llm/Instructions-v0", {"rules": [["without", "e"]], "example": "owl"}, "...") == 0
@@ -154,6 +154,37 @@ def test_a_text_cannot_be_padded():
     ]:
         with pytest.raises(InvalidConfigError, match=message):
             reward("llm/Instructions-v0", {**problem, "rules": [wrong]}, "x")
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_consonants_follow_no_instructions(level):
+    env = gym.make("llm/Instructions-v0", difficulty=level).unwrapped
+    n_won = 0
+    for seed in range(300):
+        env.reset(seed=seed)
+        (answer,) = env.shortcuts().values()
+        words = re.findall(r"[^\W\d_]+", answer.removeprefix("<answer>").removesuffix("</answer>"))
+        assert max(map(words.count, words)) <= 3
+        n_won += env.step(answer)[1] == 1
+    assert n_won / 300 <= env.chance_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "is_english"),
+    [
+        ("It isn't Zeno's.", False),  # a name
+        ("It isn't a dog's; we can't, won't and don't. They'll go, I'd say, and I\u2019ve seen you\u2019re OK.", True),
+        ("On Monday at six o'clock, an up-to-date X-ray of my half-way house: hmm!", True),
+        ("Colour or color, organised or organized, the 4th.", True),
+        ("The bdrm of the mfg", False),
+        ("The owl-xq", False),
+        ("Qzx", False),
+        ("The owl \u0436\u0443\u043a", False),
+    ],
+)
+def test_words_are_english(text, is_english):
+    problem = {"rules": [["words", 1, 30]], "example": "owl"}
+    assert (reward("llm/Instructions-v0", problem, text) == 1) is is_english
 
 
 # JsonRecord.
@@ -190,6 +221,59 @@ def test_lists_of_json_have_an_order_and_objects_none():
     assert same_json([{"a": 1, "b": [2.0]}], [{"b": [2], "a": 1}])
     assert not same_json([1, 2], [2, 1])
     assert not same_json(None, False) and not same_json("1", 1)
+
+
+def test_comparisons_of_people_follow_from_what_is_right_in_the_end():
+    """Salaries, worked out from the sentences alone."""
+    env, compared = gym.make("llm/JsonRecord-v0", difficulty="expert").unwrapped, 0
+    plain, other = (
+        r"(\w+) earns ([\d,.]+)( thousand)? a year\.",
+        r"(\w+) earns ([\d,]+) a year (more|less) than (\w+)\.",
+    )
+    for seed in range(12):
+        env.reset(seed=seed)
+        told = {}
+        for match in re.finditer(f"{plain}|{other}", env.problem["text"]):
+            who, amount, thousand, who_else, change, sign, base = match.groups()
+            if who:
+                told[who] = float(amount.replace(",", "")) * (1000 if thousand else 1), None
+            else:
+                told[who_else] = float(change.replace(",", "")) * (1 if sign == "more" else -1), base
+        compared += sum(base is not None for _, base in told.values())
+        for person in env.problem["expected"]["people"]:
+            key = next((key for key in ("salary", "yearly_income") if key in person.get("work", {})), None)
+            assert (key is not None) == (person["name"] in told)
+            amount, base = told.get(person["name"], (0, None))
+            while base is not None:
+                more, base = told[base]
+                amount += more
+            assert key is None or person["work"][key] == pytest.approx(amount)
+    assert compared > 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence", "right"),
+    [
+        ("age", 60, "Bo is 6 years younger than Al.", 54),
+        ("birth_date", "1960-03-01", "Bo was born 6 days after Al.", "1960-03-07"),
+        ("commute_minutes", 80, "Bo's way to work is 6 minutes longer than Al's.", 86),
+        ("married", True, "Of Bo and Al, exactly one is married.", False),
+        (
+            *("languages", ["Greek", "Welsh"]),
+            *("Bo speaks the languages of Al in the same order, but Greek comes last.", ["Welsh", "Greek"]),
+        ),
+        ("member_id", "A123", "The number on Bo's card is that on Al's card with C for its letter.", "C123"),
+        (
+            *("pet", {"name": "Moss", "kind": "cat"}),
+            *("Bo has a dog that is called like Al's pet.", {"name": "Moss", "kind": "dog"}),
+        ),
+    ],
+)
+def test_comparisons_by_hand(key, value, sentence, right):
+    field = next(field for field in _FIELDS if key in field.keys)
+    rng = random.Random(0)
+    found = [field.compare(rng.random, "Bo", "Al", value) for _ in range(3000)]
+    assert next(follows(value) for follows, said in found if said == sentence) == right
 
 
 # Extraction.
@@ -229,6 +313,10 @@ def test_extraction(conditions, right):
         {"conditions": [["weight", "is", 40]]},
         {"conditions": [["city", "over", "Oslo"]]},
         {"conditions": [["arrived", "is", 1]]},
+        {"conditions": [["city", "is", {"of": "heaviest", "that": [["city", "is", "Rome"]]}]]},  # there is none
+        {"conditions": [["city", "is", {"of": "dearest", "that": []}]]},
+        {"conditions": [["arrived", "is", {"of": "heaviest", "that": []}]]},
+        {"conditions": [["city", "is", {"of": "heaviest", "that": [["city", "is", {"of": "heaviest", "that": []}]]}]]},
         {"entries": [{**DELIVERIES["entries"][0], "code": "k27"}]},
         {"entries": DELIVERIES["entries"] * 2},
     ],
@@ -236,6 +324,58 @@ def test_extraction(conditions, right):
 def test_deliveries_that_do_not_hang_together_are_refused(change):
     with pytest.raises(InvalidConfigError, match="cannot be played"):
         reward("llm/Extraction-v0", {**DELIVERIES, **change}, "K27")
+
+
+OTHERS = [["city", "is", "Oslo"], ["arrived", "is", False]]
+
+
+@pytest.mark.parametrize(
+    ("condition", "said", "right"),
+    [
+        (["weight", "over", {"of": "heaviest", "that": OTHERS[:1]}], "weigh more than the heaviest delivery", "P55"),
+        (["weight", "under", {"of": "lightest", "that": OTHERS[1:]}], "weigh less than the lightest delivery", "K27"),
+        (["city", "is", {"of": "heaviest", "that": OTHERS[1:]}], "go where the heaviest delivery", "P55"),
+        (["person", "is", {"of": "heaviest", "that": OTHERS[:1]}], "ordered by the customer of the", "M81, P55"),
+        (["person", "is", {"of": "heaviest", "that": OTHERS}], "that goes to Oslo and has not arrived.", "M81, P55"),
+    ],
+)
+def test_conditions_with_another_delivery(condition, said, right):
+    problem = {**DELIVERIES, "conditions": [condition]}
+    assert reward("llm/Extraction-v0", problem, right) == 1
+    assert reward("llm/Extraction-v0", problem, "K27, M81, P55") == 0
+    assert said in gym.make("llm/Extraction-v0").reset(options={"problem": problem})[0]
+
+
+def test_compared_deliveries_follow_from_what_is_right_in_the_end():
+    """Weights and destinations, worked out from the sentences alone."""
+    env, compared = gym.make("llm/Extraction-v0", difficulty="expert").unwrapped, 0
+    for seed in range(12):
+        env.reset(seed=seed)
+        told = {}
+        for sentence in re.findall(r"[^.]+\.(?: Its?(?! turned) [^.]*\.)?", env.problem["document"]):
+            codes = re.findall(r"\b[A-Z][0-9]{2}\b", sentence)
+            if not codes:
+                continue
+            own = re.search(r"goes where ([A-Z]\d\d) goes|kg (more|less) than ([A-Z]\d\d)", sentence)
+            code = next(code for code in codes if own is None or code not in own.groups())
+            if own and own[1]:
+                told[code, "city"] = own[1], None
+            elif city := re.search(r"(?:goes to|go to|for) ([A-Z]\w+)|([A-Z]\w+) is where", sentence):
+                told[code, "city"] = None, city[1] or city[2]
+            if own and own[2]:
+                sign = 1 if own[2] == "more" else -1
+                told[code, "weight"] = own[3], sign * int(re.search(r"(\d+) kg", sentence)[1])
+            elif weight := re.search(r"(\d+) kg", sentence):
+                told[code, "weight"] = None, int(weight[1])
+        for entry in env.problem["entries"]:
+            for name in ("city", "weight"):
+                other, value = told[entry["code"], name]
+                compared += other is not None
+                while other is not None:
+                    other, more = told[other, name]
+                    value = more if name == "city" else value + more
+                assert value == entry[name]
+    assert compared > 12 * 15
 
 
 def test_a_pattern_is_in_one_split():

@@ -1,11 +1,14 @@
 """Levels that are expected to be hard for frontier models, and what makes them so."""
 
+import dataclasses
 import random
 
 import gymnasium as gym
 import pytest
 
 from llm_envs.checker.catalogue import describe, family_of, suite_ids
+from llm_envs.checker.honesty_clauses import READER, shortcuts_won
+from llm_envs.checker.subject import QUICK, Subject
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 from llm_envs.tasks.logic.graph_colouring import colour
 from llm_envs.tasks.logic.sudoku_grids import count_solutions, needs_search
@@ -64,7 +67,15 @@ def test_expert_programs_run_long_and_records_are_corrected():
     env = gym.make("llm/JsonRecord-v0", difficulty="expert")
     env.reset(seed=0)
     assert env.unwrapped.problem["text"].count("Correction: ") == 16
-    assert len(env.unwrapped.problem["expected"]["people"]) == 24
+    assert len(env.unwrapped.problem["expected"]["people"]) == 18
+
+
+@pytest.mark.parametrize("name", ["Extraction", "JsonRecord", "PagedRecall", "SQLExplorer", "SortRecords"])
+def test_reading_once_wins_at_most_half_of_the_expert_level(name):
+    """The player is the task's `reader(k)`, which plays in the place of the oracle's last action."""
+    subject = Subject(f"llm/{name}-v0", {"difficulty": "expert"}, dataclasses.replace(QUICK, n_seeds=12))
+    won = [win for seed in range(12) for win in shortcuts_won(subject, seed, READER).values()]
+    assert len(won) == 12 and sum(won) <= 6
 
 
 def renamed_formula(formula, names):

@@ -178,7 +178,7 @@ def test_hasty_plans_fail(level):
     for seed in range(10):
         env.reset(seed=seed)
         problem, plans = env.unwrapped.problem, env.unwrapped.shortcuts()
-        assert len(plans) == (3 if level in ("easy", "medium") else 7)
+        assert len(plans) == {"easy": 3, "medium": 4}.get(level, 7)
         for name, plan in plans.items():
             env.reset(options={"problem": problem})
             assert env.step(plan)[1] <= 0, name
@@ -195,3 +195,25 @@ def test_the_shortest_plan_is_asked_for_and_no_easy_rule_finds_it(level):
         moves = with_one_way_out(initial, goal, lambda blocks, places: rng.choice(blocks))
         wins += 2 * len(moves) <= env.problem["limit"]
     assert wins / n < 0.5, "a block that makes way at random"
+
+
+def test_everything_on_the_table_first_is_too_long_but_no_search_is_needed():
+    """At the medium level, whichever block makes way."""
+    env, rng, n, n_direct = gym.make(ID, difficulty="medium").unwrapped, random.Random(0), 200, 0
+    for seed in range(n):
+        env.reset(seed=seed)
+        initial, goal, limit = dict(env.problem["initial"]), dict(env.problem["goal"]), env.problem["limit"]
+        plan = as_actions(initial, tower_after_tower(initial, goal))
+        assert execute(initial, plan) == goal
+        assert len(plan) > limit > 2 * len(shortest_moves(initial, goal))
+        direct = with_one_way_out(initial, goal, lambda blocks, places: rng.choice(blocks))
+        n_direct += 2 * len(direct) <= limit
+    assert n_direct / n > 0.8
+
+
+def test_what_is_in_place_is_not_put_on_the_table():
+    places = {"a": TABLE, "b": "a", "c": "b", "d": TABLE}
+    assert tower_after_tower(places, {"b": "a", "d": "b"}) == [("c", TABLE), ("d", "b")]
+    assert tower_after_tower(places, {"d": "c"}) == [("d", "c")]
+    assert tower_after_tower(places, {"a": "d"}) == [("c", TABLE), ("b", TABLE), ("a", "d")]
+    assert tower_after_tower(places, places) == []

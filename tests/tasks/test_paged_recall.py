@@ -71,6 +71,20 @@ def test_answers(answer, reward):
     assert asked().step(f"<answer>{answer}</answer>")[1] == reward
 
 
+def test_a_price_that_follows_another_changes_with_it():
+    follows = [[["bell", 41]], [["oaken kettle", ["bell", 3]]], [["bell", 58]]]
+    env, observation = begun(pages=follows)
+    assert "always costs so much more than another thing changes with its price, until it has another" in observation
+    shown = [env.step("<answer>next</answer>")[0] for _ in range(4)]
+    assert shown[1] == "Page 2 of 3. The oaken kettle always costs 3 more than the bell."
+    assert env.shortcuts()["reader(48)"] == env.write_answer("44, 58")
+    assert env.step("<answer>61, 58</answer>")[0] == "Correct."
+    env, _ = begun(pages=[*follows, [["oaken kettle", 7]]])
+    for _ in range(5):
+        env.step("<answer>next</answer>")
+    assert env.step("<answer>7, 58</answer>")[0] == "Correct."
+
+
 def test_a_page_needs_next_and_replies_run_out():
     env, _ = begun()
     observation, reward, *_ = env.step("<answer>17, 58</answer>")
@@ -104,6 +118,9 @@ def test_harder_levels_change_prices_and_hide_them_in_long_pages(difficulty):
         {"things": ["Bell", "oaken kettle"]},
         {"pages": [[["horn", 1]]]},
         {"pages": [[["bell", "1"]]]},
+        {"pages": [[["bell", 1], ["oaken kettle", 2], ["bell", ["oaken kettle", 1]]]]},  # in a circle
+        {"pages": [[["oaken kettle", ["bell", 1]]]], "asked": ["oaken kettle"]},
+        {"pages": [[["bell", 1], ["oaken kettle", ["bell", "1"]]]]},
         {"pages": [[]] * 7},
         {"asked": []},
         {"asked": ["horn"]},

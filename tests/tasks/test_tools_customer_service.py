@@ -14,17 +14,27 @@ ASK = "What is your order number, and your e-mail address?"
 
 
 def thing(**changes):
-    return {"size": "M", "price": 40, "final_sale": False, "state": "bought", **changes}
-
-
-def case(kind="refund", *, item="Rain Coat", size="", address="", email="ada1@example.org", more=(), **order):
-    items = {"Rain Coat": thing(), "Linen Shirt": thing(final_sale=True)}
-    entry = {"email": "ada1@example.org", "status": "delivered", "days": 30, "address": "1 Mill Lane", "items": items}
-    request = {"kind": kind, "item": item, "size": size, "address": address}
-    customer = {"order": "10001", "email": email, "requests": [request, *more], "tone": 0, "insists": True}
-    other = {"email": "bo@example.org", "status": "processing", "days": 0, "address": "2 Oak Avenue", "items": items}
     return {
-        "orders": {"10001": {**entry, **order}, "10002": other},
+        **{"size": "M", "price": 40, "final_sale": False, "state": "bought", "status": "delivered", "days": 30},
+        **changes,
+    }
+
+
+def asks(kind, item="", *, order="10001", size="", address=""):
+    return {"order": order, "kind": kind, "item": item, "size": size, "address": address}
+
+
+def case(kind="refund", *, item="Rain Coat", size="", address="", email="ada1@example.org", more=(), **state):
+    """Return a case about an order whose items are all in one state."""
+    items = {"Rain Coat": thing(**state), "Linen Shirt": thing(final_sale=True, **state)}
+    new = {name: thing(status="processing", days=0) for name in items}
+    requests = [asks(kind, item, size=size, address=address), *more]
+    customer = {"email": email, "requests": requests, "n_opening": 1, "tone": 0, "insists": True}
+    return {
+        "orders": {
+            "10001": {"email": "ada1@example.org", "address": "1 Mill Lane", "items": items},
+            "10002": {"email": "bo@example.org", "address": "2 Oak Avenue", "items": new},
+        },
         "stock": {"Rain Coat": {"S": 1, "L": 0}, "Linen Shirt": {"S": 5}},
         "customer": customer,
     }
@@ -99,7 +109,7 @@ def test_breaking_the_policy_does_not_pay():
 
 
 def test_the_customer_tells_what_they_are_asked_for():
-    second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    second = asks("address", address="9 Oak Avenue")
     env = gym.make(ID, difficulty="hard")
     said = env.reset(options={"problem": case("exchange", size="S", more=[second])})[0]
     assert said == "Hello! I bought the Rain Coat, but in the wrong size. I would like another one."
@@ -136,7 +146,7 @@ def test_the_customer_tells_what_they_are_asked_for():
     ],
 )
 def test_the_customer_understands_whether_there_is_more(words):
-    second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    second = asks("address", address="9 Oak Avenue")
     env = gym.make(ID, difficulty="hard")
     env.reset(options={"problem": case(more=[second])})
     assert "one more thing. Please send my order to another address." in env.step(words)[0]
@@ -154,7 +164,7 @@ def test_other_words_do_not_end_the_conversation(answer):
 
 
 def test_what_was_told_is_not_told_instead_of_an_answer():
-    second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    second = asks("address", address="9 Oak Avenue")
     env = gym.make(ID, difficulty="hard")
     env.reset(options={"problem": case("exchange", size="S", more=[second])})
     for words, answer in (
@@ -168,8 +178,8 @@ def test_what_was_told_is_not_told_instead_of_an_answer():
 
 
 def test_two_requests_are_settled_one_after_the_other():
-    cancel = {"kind": "cancel", "item": "", "size": "", "address": ""}
-    address = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    cancel = asks("cancel")
+    address = asks("address", address="9 Oak Avenue")
     given = case("cancel", item="", status="processing", more=[address])
     assert decisions(given) == [("cancel_order", {"order": "10001"}), ("refuse", {"order": "10001", "rule": 6})]
     given = case("refund", status="shipped", more=[cancel])
@@ -205,29 +215,80 @@ def test_what_the_system_shows():
     env = gym.make(ID)
     env.reset(options={"problem": case()})
     assert env.step(call("look_up"))[0] == (
-        "Order 10001: delivered 30 days ago; to 1 Mill Lane\n"
-        "- Linen Shirt, size M, 40 EUR, final sale, bought\n- Rain Coat, size M, 40 EUR, bought"
+        "Order 10001, to 1 Mill Lane\n"
+        "- Linen Shirt, size M, 40 EUR, final sale, delivered 30 days ago\n"
+        "- Rain Coat, size M, 40 EUR, delivered 30 days ago"
     )
     assert env.step(format_tool_call("stock", product="rain coat"))[0] == "S: 1, L: 0"
     assert env.step(call("verify", email="eve@example.net"))[0].startswith("not verified")
     assert env.step(call("verify", email=" ADA1@example.org"))[0] == "verified"
     assert env.step(call("refund", item="rain coat"))[0] == "done"
     assert env.step(call("refund", item="rain coat"))[0] == "Error: the Rain Coat was refunded already"
+    assert "days ago, refunded" in env.step(call("look_up"))[0]
+
+
+def test_each_request_is_about_its_own_order_and_item():
+    """Items of one order differ, and each order needs its own check."""
+    given = case("refund", more=[asks("refund", "Linen Shirt"), asks("cancel", order="10002")])
+    given["customer"]["n_opening"] = 3
+    given["orders"]["10001"]["items"]["Linen Shirt"] = thing(status="shipped")
+    assert decisions(given)[1] == ("refuse", {"order": "10001", "rule": 2})
+    assert decisions(given)[2] == ("refuse", {"order": "10002", "rule": 1})
+    given["orders"]["10002"]["email"] = "ada1@example.org"
+    assert decisions(given)[2] == ("cancel_order", {"order": "10002"})
+    second = format_tool_call("verify", order="10002", email="ada1@example.org")
+    work = [call("refund", item="Rain Coat"), call("refuse", rule=2), format_tool_call("cancel_order", order="10002")]
+    assert serve(given, VERIFY, second, *work, DONE) == (1.0, True)
+    assert serve(given, VERIFY, *work, DONE) == (-0.5, False)
+    given["orders"]["10002"]["items"]["Rain Coat"]["status"] = "shipped"
+    assert decisions(given)[2] == ("refuse", {"order": "10002", "rule": 6})
+    env = gym.make(ID)
+    said = env.reset(options={"problem": given})[0]
+    assert said == (
+        "Hello! I would like my money back for the Rain Coat. Also, I would like my money back for the Linen Shirt. "
+        "Also, please cancel my order 10002, the whole of it."
+    )
+    assert env.step(ASK)[0].startswith("My order numbers are 10001 and 10002.")
 
 
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
-def test_fixed_decisions_win_no_more_than_the_chance_rate(level):
+def test_no_decision_is_right_without_a_look_at_the_items(level):
+    """Refusing everything, doing everything, a table of decisions by kinds, and the state of an order's first item."""
     env = gym.make(ID, difficulty=level).unwrapped
-    n, wins = 400, {}
-    for seed in range(n):
+    table, n_played, n_right, n_by_first = {}, 0, 0, 0
+    for seed in range(1_500):
         env.reset(seed=seed)
-        customer = env.problem["customer"]
-        kinds = tuple(request["kind"] for request in customer["requests"])
+        requests = env.problem["customer"]["requests"]
         made = tuple(str(arguments.get("rule", name)) for name, arguments in decisions(env.problem))
-        wins[kinds, made] = wins.get((kinds, made), 0) + 1
-    assert max(wins.values()) / n <= env.chance_rate
-    always_yes = sum(count for (_, made), count in wins.items() if not any(rule.isdigit() for rule in made))
-    assert always_yes / n <= env.chance_rate
+        assert sum(map(str.isdigit, made)) == 1  # exactly one request is refused: at most a third
+        if level in ("hard", "expert"):
+            decided = {(request["kind"], name) for request, name in zip(requests, made, strict=True)}
+            assert ("exchange or refund", "refund") in decided
+        counts = table.setdefault(tuple(request["kind"] for request in requests), {})
+        if seed < 500:
+            counts[made] = counts.get(made, 0) + 1
+            continue
+        n_played += 1
+        n_right += bool(counts) and max(counts, key=counts.get) == made
+        n_by_first += by_first_items(env.problem) == [rule if rule.isdigit() else "" for rule in made]
+    assert n_right / n_played <= env.chance_rate
+    assert n_by_first / n_played <= 0.25
+
+
+def by_first_items(given):
+    """Return by which rules a player refuses that takes an order's first item for all of it; "": it does not."""
+    rules = []
+    for request in given["customer"]["requests"]:
+        entry = given["orders"][request["order"]]
+        first = entry["items"][min(entry["items"])]
+        if entry["email"] != given["customer"]["email"]:
+            rules.append("1")
+        elif request["kind"] in ("cancel", "address"):
+            rules.append("" if first["status"] == "processing" else "6")
+        else:
+            late = "3" if first["days"] > 30 else "4" if first["final_sale"] else ""
+            rules.append("2" if first["status"] != "delivered" else late)
+    return rules
 
 
 def test_the_last_rule_that_is_asked_is_the_first_that_forbids():
@@ -246,7 +307,7 @@ def test_what_cannot_be_played_is_refused():
         {**case(), "stock": {}},
         {**case(), "customer": {}},
         case(more=[{}, {}]),
-        case(more=[{"kind": "cancel", "item": ""}]),
+        case(more=[{"order": "10001", "kind": "cancel", "item": ""}]),
         case("cancel", item="", size="S"),
         case("exchange", size="huge"),
         case("address", item=""),

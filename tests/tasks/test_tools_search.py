@@ -168,3 +168,25 @@ def test_a_search_backwards_finds_the_article():
 def test_what_cannot_be_asked_is_refused(given):
     with pytest.raises(InvalidConfigError, match="cannot be played"):
         gym.make(ID).unwrapped.reset(options=given)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+def test_one_article_does_not_tell_the_answer(level):
+    """Players that answer from the first article, or from the best result, are right no more often than guessing."""
+    env = gym.make(ID, difficulty=level).unwrapped
+    n, won = 150, {}
+    for seed in range(n):
+        env.reset(seed=seed)
+        for name, reply in env.shortcuts().items():
+            env.reset(seed=seed)
+            won[name] = won.get(name, 0) + (env.step(reply)[1] == 1)
+    assert set(won) == {"the first article", "the best result"}
+    assert max(won.values()) / n <= env.chance_rate
+
+
+def test_players_who_read_one_article_answer_from_it():
+    env = gym.make(ID).unwrapped
+    env.reset(options=problem(["book", 0], ["author"], "year"))
+    assert env.shortcuts()["the first article"] == format_answer("1940")
+    env.reset(options=problem(["book", 0], [], "publisher"))
+    assert set(env.shortcuts().values()) == {env.write_answer("Nevex Works")} == {env.write_answer(env._answer)}

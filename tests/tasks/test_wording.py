@@ -69,7 +69,10 @@ def test_what_tasks_show_with_one_reply_left(turns):
             continue
         shown = [env.reset(seed=0)[0], env.get_wrapper_attr("system_prompt") or ""]
         for action in ("", format_answer("zzz"))[:turns]:
-            shown.append(env.step(action)[0])
+            observation, _, terminated, truncated, _ = env.step(action)
+            shown.append(observation)
+            if terminated or truncated:
+                break
         wrong |= {(name, match[0]) for text in shown for match in WRONG.finditer(text)}
         env.close()
     assert not wrong

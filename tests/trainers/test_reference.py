@@ -256,7 +256,9 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     if kind != "grpo":
         return
     without = make(settings | {"output_dir": str(tmp_path / "without")})
-    with pytest.raises(InvalidConfigError, match=r"the checkpoint has a reference that moves, the trainer has none"):
+    with pytest.raises(
+        InvalidConfigError, match=r"the checkpoint has a reference with separate weights, the trainer has none"
+    ):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
@@ -290,7 +292,7 @@ def test_a_resumed_run_has_the_reference_that_trl_moved(make, tmp_path, kind):
 def test_a_checkpoint_without_the_reference_that_trl_moves_is_refused(make, tmp_path, saved, resumed):
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY | saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")} | resumed)
-    with pytest.raises(InvalidConfigError, match=r"a reference that moves.* sync_ref_model"):
+    with pytest.raises(InvalidConfigError, match=r"a reference with separate weights.* sync_ref_model"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
 
 

@@ -226,7 +226,8 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksNumbers,
         mode, metrics = self._mode, self._metrics[self._mode]
         mask_BT, ends_B = batch_from_trl(output).mask_BT, output["completion_mask"].sum(1, keepdim=True)
         last_B = output["completion_ids"].gather(1, (ends_B - 1).clamp(min=0))[:, 0]
-        end_ids = torch.tensor([*self.eos_token_ids, int(self._tokenizer.pad_token_id)], device=last_B.device)
+        ends = [end_id for end_id in (*self.eos_token_ids, self._tokenizer.pad_token_id) if end_id is not None]
+        end_ids = torch.tensor(ends, device=last_B.device)
         facts = [mask_BT.sum(1), torch.isin(last_B, end_ids), output["prompt_mask"].sum(1)]
         lengths_N, has_ended_N, prompts_N = self._gathered(torch.stack([fact.long() for fact in facts], 1)).T.cpu()
         if mode == "train":

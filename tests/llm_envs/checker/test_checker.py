@@ -119,6 +119,14 @@ class IntegerWeights(Sound):
     reward_weights = {"correct": 1, "malformed": -0.1}
 
 
+class ExcusesWhatMustHold(Sound):
+    clause_reasons = {"never_raises": "Nobody will ever write such a reply."}
+
+
+class ExcusesInAWord(Sound):
+    clause_reasons = {"refuses_neighbouring_numbers": "Rounding."}
+
+
 class NoLevelDescription(Sound):
     difficulties = {"only": Difficulty("", chance_rate=0.001)}
 
@@ -393,6 +401,8 @@ BROKEN = [
     (WrongSpace, "is_made"),
     (NoRenderRate, "passes_gymnasium_check"),
     (IntegerWeights, "declares_its_numbers"),
+    (ExcusesWhatMustHold, "declares_its_numbers"),
+    (ExcusesInAWord, "declares_its_numbers"),
     (NoLevelDescription, "documents_its_difficulties"),
     (NoArgument, "documents_its_difficulties"),
     (NoHeadings, "has_docstring_headings"),
