@@ -21,10 +21,10 @@ NOT_READ = {
     "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
     "bridge/learned.py::rows_of": "the rows that are written",
     "grpo/base.py::EpisodeTrainer._padded": "pads rows and moves them to the device",
-    "grpo/base.py::EpisodeTrainer._log_rows": "logs lengths and importance weights",
-    "grpo/base.py::EpisodeTrainer._log_rewards": "logs rewards",
-    "grpo/base.py::EpisodeTrainer._gathered_table": "the rewards that are logged, and texts for `log_completions`",
-    "grpo/base.py::EpisodeTrainer._log_policy": "logs how far the policy is from the one that sampled",
+    "grpo/logs.py::LogsGenerations._log_rows": "logs lengths and importance weights",
+    "grpo/logs.py::LogsGenerations._log_rewards": "logs rewards",
+    "grpo/logs.py::LogsGenerations._gathered_table": "the rewards that are logged, and texts for `log_completions`",
+    "grpo/logs.py::LogsGenerations._log_policy": "logs how far the policy is from the one that sampled",
     "functional/batch.py::Batch.need": "reads a field, for the record too",
 }
 """The other functions that take the rows, and why a reader need not open them."""
