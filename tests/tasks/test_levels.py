@@ -71,7 +71,7 @@ def test_expert_programs_run_long_and_records_are_corrected():
 
 
 @pytest.mark.parametrize(
-    "name", ["Extraction", "JsonRecord", "PagedRecall", "SQLExplorer", "SortRecords", "Syllogisms"]
+    "name", ["Extraction", "FunctionCalling", "JsonRecord", "PagedRecall", "SQLExplorer", "SortRecords", "Syllogisms"]
 )
 def test_reading_once_wins_at_most_half_of_the_expert_level(name):
     """The player is the task's `reader(k)`, which plays in the place of the oracle's last action."""
