@@ -136,9 +136,9 @@ def test_the_customer_of_the_shop_understands(intent):
         "more": "No, that is all.",
         "nothing": "All right. If you need something from me, such as a number or an address, ask for it.",
     }
-    exchange = {"kind": "exchange", "item": "Wool Sweater", "size": "L", "address": ""}
-    move = {"kind": "address", "item": "", "size": "", "address": "7 Oak Avenue"}
-    script = {"order": "12345", "email": "ada1@example.org", "tone": 0, "insists": False}
+    exchange = {"order": "12345", "kind": "exchange", "item": "Wool Sweater", "size": "L", "address": ""}
+    move = {"order": "12345", "kind": "address", "item": "", "size": "", "address": "7 Oak Avenue"}
+    script = {"email": "ada1@example.org", "n_opening": 1, "tone": 0, "insists": False}
     request = move if intent == "address" else exchange
     said = {
         text: Customer(script | {"requests": [request]}).answer(text) for text in WORDINGS["customer_service"][intent]
