@@ -220,7 +220,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         generation = self._play(inputs)
         owners = fork_owners(generation.episodes.trajectories)
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
-        with silence_missing_reward_warning(bool(further_rows)), temporarily(self, **self._trl_settings(generation)):
+        settings = self._trl_settings(generation)
+        with silence_missing_reward_warning(bool(further_rows)), temporarily(self, **settings):
             # In here TRL calls `_rows`, reads the rewards, and scores the tokens by the model and the reference.
             output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
         output = reweighed(
@@ -230,7 +231,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
             minimum=self.vllm_importance_sampling_clip_min,
         )
         ends = [*self.eos_token_ids, int(self._tokenizer.pad_token_id)]
-        self._weigh(weights_of_generation(output, generation.episodes.columns, ends), keep=True)
+        missing = (None,) * len(generation.episodes.trajectories)
+        columns = {name: generation.episodes.columns.get(name, missing) for name in settings["reward_func_names"]}
+        self._weigh(weights_of_generation(output, columns, ends), keep=True)
         totals = sampling_totals(output, batch_from_trl(output).mask_BT)
         for name in totals:
             del self._metrics[self._mode][name]
