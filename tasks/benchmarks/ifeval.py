@@ -98,6 +98,9 @@ class IFEvalEnv(SingleTurnEnv):
     reward_weights = {"correct": 1.0, "instructions": 0.0}
     blocking = True  # the checkers run in a child process
     has_natural_form = False
+    clause_reasons = {
+        "is_not_won_by_meaningless_text": "the benchmark judges only the form of a text, by its own checkers"
+    }
 
     def __init__(
         self,

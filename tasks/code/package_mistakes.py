@@ -191,16 +191,25 @@ _PROBES = tuple([(7 * i * i + 11 * i * j + 5 * j * j) % 37 - 12 for j in range(6
 
 def run_lines(lines: Sequence[str], made: Functions, inputs: Sequence[Any]) -> list[str]:
     """Return what a function that this module has written gives for inputs, with the functions that it may call."""
+    return _runner(lines, made)(inputs)
+
+
+def _runner(lines: Sequence[str], made: Functions) -> Callable[[Sequence[Any]], list[str]]:
+    """Return `run_lines` of a function, which is compiled once."""
     namespace: dict[str, Any] = dict(made)
     exec("\n".join(lines), namespace)
     function = namespace[lines[0][4 : lines[0].index("(")]]
-    found = []
-    for value in inputs:
-        try:
-            found.append(repr(function(value)))
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
+
+    def run(inputs: Sequence[Any]) -> list[str]:
+        found = []
+        for value in inputs:
+            try:
+                found.append(repr(function(value)))
+            except Exception as error:
+                found.append(type(error).__name__)
+        return found
+
+    return run
 
 
 def _telling(random: Random, package: Mapping[str, Any], made: Functions, place: int) -> list[Any] | None:
@@ -216,14 +225,17 @@ def _telling(random: Random, package: Mapping[str, Any], made: Functions, place:
     probes: list[Any] = list(range(-60, 61))
     if takes_list(part):
         probes = [_draw_list(random, numbers or [0], between(random, 1, 9)) for _ in range(_N_PROBES)]
-
-    def runs(lines: Sequence[str]) -> Callable[[Sequence[Any]], list[str]]:
-        return lambda values: run_lines(lines, made, values)
-
-    expected = run_lines(right, made, probes)
-    mistaken = [body(other, spelling) for other in neighbours(written, place)]
-    others += [lines for lines in mistaken if run_lines(lines, made, probes) != expected]
-    return telling(runs(right), map(runs, others), [], lambda: probes)
+    run_right = _runner(right, made)
+    found = telling(run_right, (_runner(lines, made) for lines in others), [], lambda: probes)
+    if found is None:
+        return None
+    expected: list[str] = []
+    for other in neighbours(written, place):
+        run = _runner(body(other, spelling), made)
+        if run(found) == run_right(found):
+            expected = expected or run_right(probes)
+            found += [probe for probe, a, b in zip(probes, expected, run(probes), strict=True) if a != b][:1]
+    return found
 
 
 def _draw_tests(

@@ -199,7 +199,8 @@ class RepairFunctionEnv(SingleTurnEnv):
             raise InvalidActionError("what is written does not do the same as its function")
         around = neighbours(written)
         found = mistake(written, around[problem["mistake"]]) if 0 <= problem["mistake"] < len(around) else None
-        if found is None or changes(source(written)[found[0]], found[1]) > MOST_CHANGES:
+        lines = () if found is None else (source(written)[found[0]], found[1])
+        if found is None or changes(*(line.format(*LETTERS) for line in lines)) > MOST_CHANGES:
             raise InvalidActionError(f"its mistake must be below {len(around)}, and be in one line")
         if not inputs or not all(isinstance(xs, list) and all(type(x) is int for x in xs) for xs in inputs):
             raise InvalidActionError("its inputs must be lists of whole numbers")

@@ -94,6 +94,7 @@ class WriteFunctionEnv(SingleTurnEnv):
     plain_answer = staticmethod(without_fence)
     has_natural_form = False
     blocking = True
+    slow_reset_reason = "inputs are drawn until they tell the function from each with another number, or a step less"
 
     def generate(self) -> dict[str, Any]:
         """Draw steps and inputs until the inputs that are not shown need every step and number, and results differ."""

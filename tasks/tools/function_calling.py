@@ -14,6 +14,7 @@ from llm_envs.parsers import format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH, encodable
 from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.tools.function_cases import check_case, draw_case, fitting, signature
+from llm_envs.tasks.tools.function_links import corrections, people_as_read, words_by_reference
 from llm_envs.tasks.tools.functions import GIVES, NEEDS, function_name, is_value, parameters_of, request, schema_of
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL
 from llm_envs.types import ToolCall, ToolResult
@@ -34,13 +35,15 @@ class FunctionCallingEnv(ToolEnv):
     Every episode has other functions, generated with their schemas; most look like what is needed, and are not: they do
     something else to the same thing, the same to another thing, or are for groups of another size. A request has one
     part or several. A part needs one call; several, of which each takes the id that the one before returns; or it
-    cannot be done, since no function does it; or it lacks an argument that is required, which must be asked for. Parts
-    do not depend on each other, so that their calls can stand in one reply. Teaches to choose by descriptions rather
-    than by names, to fill in types and formats exactly, to leave out what was not said, and not to call at all.
+    cannot be done, since no function does it; or it lacks an argument that is required, which must be asked for. No
+    part needs an id of another, so that their calls can stand in one reply. At the expert level parts tell their party
+    and date by reference to other parts, and the user corrects some of these at the end; so the size of a group, which
+    decides what function fits, follows from several sentences. Teaches to choose by descriptions rather than by names,
+    to fill in types and formats exactly, to leave out what was not said, and not to call at all.
 
     ## Observation
-    The functions are the episode's tools. First the numbered parts of the request; then the results of calls, and the
-    user's answers. After a malformed reply a readable error.
+    The functions are the episode's tools. First the numbered parts of the request, and the corrections if there are
+    any; then the results of calls, and the user's answers. After a malformed reply a readable error.
 
     ## Action
     Calls of functions, side by side where they can be; or questions, each in a line, with the part's number and the
@@ -61,19 +64,20 @@ class FunctionCallingEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test". No function is in both, whatever its name, nor any thing that functions are about.
     - `difficulty`: "easy" (default): one part, 4 functions; "medium": two parts, 8 functions, up to two calls one after
-      the other; "hard": four parts, 14 functions, up to three calls; "expert": ten parts, 30 functions, up to three
-      calls.
-    - `max_turns`: 4, 6, 14 and 32 by default: enough for one call in each reply.
+      the other; "hard": four parts, 14 functions, up to three calls; "expert": 14 parts, 45 functions, up to four
+      calls, nested arguments, references and corrections.
+    - `max_turns`: 4, 6, 14 and 58 by default: enough for one call in each reply.
     - `reset(options={"problem": {"functions": [...], "parts": [...], "salt": 1}})`: functions as `{"verb": ...,
       "noun": ..., "sizes": "", "word": ..., "parameters": [...], "required": [...]}`, parts as `{"steps": [{"verb":
-      ..., "noun": ..., "arguments": {...}}], "missing": ""}` (see `tasks/tools/functions.py`); `salt` decides the ids
-      that calls return.
+      ..., "noun": ..., "arguments": {...}}], "missing": ""}` (see `tasks/tools/functions.py`), with "as" and "first" if
+      they refer to others or are corrected (see `tasks/tools/function_links.py`); `salt` decides the ids that calls
+      return.
 
     ## Version History
     - v0: first version.
     """
 
-    # Saying that everything is impossible wins 1/3, 1/16, 1/256 and 1e-6.
+    # Saying that everything is impossible wins 1/3, 1/16, 1/256 and 4e-9.
     difficulties = {
         "easy": Difficulty(
             "one part, 4 functions",
@@ -91,16 +95,19 @@ class FunctionCallingEnv(ToolEnv):
             settings={"parts": 4, "tools": 14, "longest": 3, "turns": 14, "kinds": ("do", "do", "none", "missing")},
         ),
         "expert": Difficulty(
-            "ten parts, 30 functions",
+            "14 parts, 45 functions, nested arguments, references between parts, corrections",
             chance_rate=0.001,
-            settings={"parts": 10, "tools": 30, "longest": 3, "turns": 32, "kinds": ("do", "do", "none", "missing")},
-            expected_hard="Ten parts with some 40 arguments must all be right, among 30 functions that look alike, "
-            "five of the parts being calls that must not be made, or not yet; at one part in 14 amiss, 48% of the "
-            "requests are met.",
+            settings={
+                **{"parts": 14, "tools": 45, "longest": 4, "turns": 58, "kinds": ("do", "do", "none", "missing")},
+                "is_linked": True,
+            },
+            expected_hard="14 parts with some 70 arguments must all be right, among 45 functions that look alike. "
+            "Most parties and dates follow from those of other parts, up to several steps away, which are corrected "
+            "afterwards, and decide what can be done at all; at one part in 14 amiss, 35% of the requests are met.",
         ),
     }
     default_difficulty = "easy"
-    slow_reset_reason = "at the expert level 30 functions are drawn, each until it is one of the split's"
+    slow_reset_reason = "at the expert level 45 functions are drawn, each until it is one of the split's"
     problem_fields = {"functions": list, "parts": list, "salt": int}
     instructions = (
         "Do the numbered parts of the user's request with the functions. Call a function only if its description fits. "
@@ -186,12 +193,14 @@ class FunctionCallingEnv(ToolEnv):
         """Return the request."""
         lines = []
         for number, part in enumerate(self.problem["parts"], 1):
+            said = words_by_reference(self.problem["parts"], number)
             steps = [
-                request(step, follows=place > 0, without=part["missing"]) for place, step in enumerate(part["steps"])
+                request(step, follows=place > 0, without=part["missing"], said=None if place else said)
+                for place, step in enumerate(part["steps"])
             ]
             text = "; then ".join(steps)
             lines.append(f"{number}. {text[0].upper()}{text[1:]}.")
-        return "\n".join(lines)
+        return "\n".join(lines + corrections(self.problem["parts"]))
 
     def run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """Answer the calls, and remember them."""
@@ -254,6 +263,25 @@ class FunctionCallingEnv(ToolEnv):
     def _parts_lacking(self) -> set[int]:
         return {number for number, part in enumerate(self.problem["parts"], 1) if part["missing"]}
 
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return the answer of a reader that keeps one fact of each part, its party as it was when it was read.
+
+        A correction changes the fact of its part; those that followed from it would need a second reading. The calls
+        before the answer are the oracle's: the reader's own would be wrong more often.
+        """
+        parts = self.problem["parts"]
+        if not any("people" in part.get("first", {}) for part in parts):
+            return {}
+        impossible = []
+        for number, part in enumerate(parts, 1):
+            first, *others = part["steps"]
+            people = people_as_read(parts, number)
+            kept = {} if people is None else {"people": people}
+            steps = [{**first, "arguments": {**first["arguments"], **kept}}, *others]
+            if any(fitting(self.problem["functions"], step) is None for step in steps):
+                impossible.append(number)
+        return {f"reader({len(parts)})": self._answer(impossible)}
+
     def next_action(self) -> str:
         """Ask for what is missing, make each call whose id is known, and answer."""
         questions = [
@@ -271,7 +299,9 @@ class FunctionCallingEnv(ToolEnv):
                 made[_key(name, arguments)] -= 1
         if ready:
             return "\n".join(ready[: self.max_calls_per_turn])
-        impossible = self._impossible()
+        return self._answer(self._impossible())
+
+    def _answer(self, impossible: Sequence[int]) -> str:
         return self.write_answer(f"impossible: {', '.join(map(str, impossible))}" if impossible else "done")
 
 

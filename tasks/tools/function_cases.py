@@ -8,10 +8,12 @@ from typing import Any
 from llm_envs.env import split_of
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.tools.function_links import check_links, draw_links
 from llm_envs.tasks.tools.functions import (
     GIVES,
     LARGE,
     NEEDS,
+    NESTED,
     SYNONYMS,
     VERBS,
     function_name,
@@ -28,6 +30,9 @@ Step = dict[str, Any]
 _OTHER_SIZE = {"small": "large", "large": "small"}
 _SAME_AGAIN = 0.25
 """Share of the parts for which a function of another part is to be called once more."""
+_BOTH_SIZES = 0.3
+"""Share of the functions for groups, at levels with references, that have a twin for groups of the other size."""
+_STARTS = tuple(verb for verb in VERBS if verb not in NEEDS)
 _TRIES = 50
 """Look-alikes that are tried before any other function will do."""
 
@@ -40,9 +45,11 @@ def signature(function: Mapping[str, Any]) -> list[Any]:
 
 def draw_case(random: Random, split: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return functions of a split, in random order, and the parts of a request."""
-    draft = _Draft(random, split)
+    draft = _Draft(random, split, is_linked=settings.get("is_linked", False))
     for _ in range(settings["parts"]):
         draft.add_part(pick(random, settings["kinds"]), settings["longest"])
+    if draft.is_linked:
+        draw_links(random, draft.parts)
     draft.add_look_alikes(settings["tools"])
     salt = between(random, 0, 10**9)
     return {"functions": shuffled(random, draft.functions), "parts": draft.parts, "salt": salt}
@@ -51,8 +58,11 @@ def draw_case(random: Random, split: str, settings: Mapping[str, Any]) -> dict[s
 class _Draft:
     """A case while it is drawn."""
 
-    def __init__(self, random: Random, split: str) -> None:
-        self.random, self.split = random, split
+    def __init__(self, random: Random, split: str, *, is_linked: bool) -> None:
+        self.random, self.split, self.is_linked = random, split, is_linked
+        self.verbs = tuple(VERBS) + (_STARTS * 3 if is_linked else ())
+        """Verbs to draw a first step from, with references more of those that are given no id: they have a party."""
+        self.sizes = ("", "small", "large") + ("small", "large") * is_linked
         self.functions: list[Function] = []
         self.parts: list[dict[str, Any]] = []
         self.taken: set[tuple[str, str]] = set()
@@ -73,17 +83,17 @@ class _Draft:
         missing = ""
         if kind == "missing":
             missing = pick(random, [n for n in drawn[0]["required"] if n != "people" or not drawn[0]["sizes"]] or [""])
-        if kind == "none":
-            self._add_other_size(drawn[0])
-        else:
+        if kind != "none":
             self.functions += drawn
+        if kind == "none" or (self.is_linked and random() < _BOTH_SIZES):
+            self._add_other_size(drawn[0])
         self.parts.append({"steps": steps, "missing": missing})
 
     def _path(self, length: int) -> tuple[list[str], str]:
         """Draw what is to be done, each with what the one before returns, to something that is free for it."""
         random = self.random
         while True:
-            noun, verbs = pick(random, nouns_of(self.split)), [pick(random, tuple(VERBS))]
+            noun, verbs = pick(random, nouns_of(self.split)), [pick(random, self.verbs)]
             while len(verbs) < length and verbs[-1] in GIVES:
                 verbs.append(pick(random, [verb for verb in NEEDS if NEEDS[verb] == GIVES[verbs[-1]]]))
             if len(verbs) == length and not any((verb, noun) in self.taken for verb in verbs):
@@ -91,10 +101,13 @@ class _Draft:
 
     def _function(self, verb: str, noun: str) -> Function:
         """Draw a function of the split: its name, its parameters, and those that are required."""
-        random, known = self.random, list(parameters_of(verb, noun))
+        random = self.random
+        known = [name for name in parameters_of(verb, noun) if self.is_linked or name not in NESTED]
         while True:
             names = sample(random, known, between(random, 2, 3 if verb in NEEDS else 5))
-            sizes = pick(random, ("", "small", "large")) if "people" in names else ""
+            if self.is_linked and verb not in NEEDS:
+                names = [*(name for name in names if name != "people"), "people"]
+            sizes = pick(random, self.sizes) if "people" in names else ""
             required = [name for name in names if (sizes and name == "people") or random() < 0.7]
             function: dict[str, Any] = {
                 "verb": verb,
@@ -176,6 +189,7 @@ def check_case(problem: Mapping[str, Any]) -> None:
             raise InvalidActionError("what is missing must be required")
         if part["missing"] and len(found) > 1:
             raise InvalidActionError("only a part of one step can lack an argument")
+    check_links(parts)
 
 
 def _check_step(step: Mapping[str, Any], function: Function | None, before: str | None) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "KINDS",
     "LARGE",
     "NEEDS",
+    "NESTED",
     "PARAMETERS",
     "SYNONYMS",
     "VERBS",
@@ -120,6 +121,45 @@ def _several(values: tuple[str, ...], words: str) -> Parameter:
     )
 
 
+def _object(description: str = "", **properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        **({"description": description} if description else {}),
+    }
+
+
+_TIME = {**_TEXT, "description": "HH:MM, 24 hours"}
+_CONTACT = Parameter(
+    _object("Whom to call, and when.", name=_TEXT, hours=_object(first=_TIME, last=_TIME)),
+    lambda random: {  # keys are in order, as in a problem that is given as JSON: the oracle's calls then look the same
+        "hours": {
+            "first": f"{between(random, 6, 12):02}:{pick(random, ('00', '30'))}",
+            "last": f"{between(random, 13, 22):02}:{pick(random, ('00', '30'))}",
+        },
+        "name": pick(random, _PEOPLE),
+    },
+    lambda value: (
+        f"with {value['name']} to be called from {_say_time(value['hours']['first']).removeprefix('at ')} to "
+        f"{_say_time(value['hours']['last']).removeprefix('at ')}"
+    ),
+)
+_PARCELS = Parameter(
+    {
+        "type": "array",
+        "items": _object(content=_TEXT, kilos=_WHOLE),
+        "description": "In the order in which they were named.",
+    },
+    lambda random: [
+        {"content": content, "kilos": between(random, 1, 30)}
+        for content in sample(random, ("books", "wine", "tools", "shoes", "paint"), between(random, 1, 3))
+    ],
+    lambda value: "with " + " and ".join(f"{in_words(each['kilos'], 'kilo')} of {each['content']}" for each in value),
+)
+NESTED = ("contact", "parcels")
+"""Parameters whose values have parts."""
+
 PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "common": {
         "date": Parameter({**_TEXT, "description": "YYYY-MM-DD"}, _date, _say_date),
@@ -132,6 +172,8 @@ PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
         ),
         "language": _choice(("en", "fr", "pl", "hi"), "with the language code {}"),
         "is_member": _switch("for a member", "for somebody who is no member"),
+        "contact": _CONTACT,
+        "parcels": _PARCELS,
     },
     "trip": {
         "departure": Parameter(
@@ -193,6 +235,7 @@ EXTRA: Mapping[str, Parameter] = {
     "method": _choice(("card", "cash", "invoice"), "by {}"),
     "instalments": _number(2, 12, "in {}", "instalment"),
     "stars": _number(1, 5, "with {}", "star"),
+    "contact": _CONTACT,
 }
 """Of functions that are given an id."""
 
@@ -268,7 +311,7 @@ def nouns_of(split: str) -> tuple[str, ...]:
 def parameters_of(verb: str, noun: str) -> Mapping[str, Parameter]:
     """Return the parameters that a function may have, its id aside."""
     if verb in NEEDS:
-        return {name: EXTRA[name] for name in VERBS[verb][2]}
+        return {name: EXTRA[name] for name in (*VERBS[verb][2], "contact")}
     return {**PARAMETERS["common"], **PARAMETERS[kind_of(noun)]}
 
 
@@ -302,6 +345,13 @@ def schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
 def is_value(schema: Mapping[str, Any], value: Any) -> bool:
     """Return whether a value is of a parameter's type exactly: "3" is no number, and 3 no text."""
     kind = schema["type"]
+    if kind == "object":
+        known = schema["properties"]
+        return (
+            isinstance(value, dict)
+            and value.keys() == known.keys()
+            and all(is_value(known[k], value[k]) for k in known)
+        )
     if kind == "array":
         return isinstance(value, list) and all(is_value(schema["items"], item) for item in value)
     if kind == "boolean" or isinstance(value, bool):
@@ -311,15 +361,23 @@ def is_value(schema: Mapping[str, Any], value: Any) -> bool:
     return isinstance(value, int) or (kind == "number" and isinstance(value, float) and math.isfinite(value))
 
 
-def request(step: Mapping[str, Any], *, follows: bool, without: str = "") -> str:
-    """Return one step of a request in words, but for the argument that the user does not tell."""
+def request(step: Mapping[str, Any], *, follows: bool, without: str = "", said: Mapping[str, str] | None = None) -> str:
+    """Return one step of a request in words, but for the argument that the user does not tell.
+
+    Args:
+        step: Its verb, noun and arguments.
+        follows: Whether its id is what the step before returns.
+        without: The parameter that the user does not tell; "" for none.
+        said: Words of arguments, by name, instead of the usual ones.
+    """
     verb, noun, arguments = step["verb"], step["noun"], step["arguments"]
     what = _a(noun)
     if verb in NEEDS:
         thing = _THINGS[NEEDS[verb]]
         what = f"that {thing}" if follows else f"the {thing} {arguments[NEEDS[verb]]} of {what}"
     known = parameters_of(verb, noun)
-    told = [known[name].say(arguments[name]) for name in known if name in arguments and name != without]
+    words = {name: known[name].say(arguments[name]) for name in known if name in arguments and name != without}
+    told = {**words, **(said or {})}.values()
     return ", ".join([VERBS[verb][1].format(what), *told])
 
 

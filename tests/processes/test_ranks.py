@@ -18,7 +18,7 @@ PARTS = [
 ]
 
 
-SMOKE = ("sft", "dpo_offline", "grpo", "ppo")
+SMOKE = ("sft", "dpo_offline", "grpo", "ppo", "failing")
 
 
 def smoked(parts):

@@ -745,3 +745,13 @@ QUERY = "SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDE
 )
 def test_natural_forms(name, problem, answer, paid):
     assert reward(f"llm/{name}-v0", problem, answer) == pytest.approx(paid)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_each_drawn_function_to_repair_can_be_given(level):
+    env = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped
+    for seed in range(30):
+        env.reset(seed=seed)
+        given = json.loads(json.dumps(env.problem))
+        env.reset(options={"problem": given})
+        assert env.problem == given

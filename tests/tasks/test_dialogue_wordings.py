@@ -1,4 +1,4 @@
-"""What the partners of dialogues understand: the messages of dialogue_wordings.yaml, played in the tasks."""
+"""Partners in dialogues understand the messages of dialogue_wordings.yaml."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from llm_envs.tasks.tools.shop import Customer
 assert llm_envs  # registers
 WORDINGS = yaml.safe_load(Path(__file__).with_name("dialogue_wordings.yaml").read_text())
 TOLD = {"flats": "district", "trips": "activity", "parcel": "handover", "party": "weekday"}
-"""What the first message asks about, and the second need not."""
+"""Asked about in the first message only."""
 
 
 def wordings(task):
@@ -136,9 +136,9 @@ def test_the_customer_of_the_shop_understands(intent):
         "more": "No, that is all.",
         "nothing": "All right. If you need something from me, such as a number or an address, ask for it.",
     }
-    exchange = {"kind": "exchange", "item": "Wool Sweater", "size": "L", "address": ""}
-    move = {"kind": "address", "item": "", "size": "", "address": "7 Oak Avenue"}
-    script = {"order": "12345", "email": "ada1@example.org", "tone": 0, "insists": False}
+    exchange = {"order": "12345", "kind": "exchange", "item": "Wool Sweater", "size": "L", "address": ""}
+    move = {"order": "12345", "kind": "address", "item": "", "size": "", "address": "7 Oak Avenue"}
+    script = {"email": "ada1@example.org", "n_opening": 1, "tone": 0, "insists": False}
     request = move if intent == "address" else exchange
     said = {
         text: Customer(script | {"requests": [request]}).answer(text) for text in WORDINGS["customer_service"][intent]
@@ -175,7 +175,7 @@ def test_the_first_message_that_is_not_understood_does_not_count(task):
         assert len(said) == allowed + (n_unclear > 0) <= env.max_turns
 
 
-# Players who ask what the oracle asks, in words of their own.
+# The oracle's questions in other words.
 
 
 def reworded_episode(env, seed, reword):

@@ -70,7 +70,9 @@ def test_expert_programs_run_long_and_records_are_corrected():
     assert len(env.unwrapped.problem["expected"]["people"]) == 18
 
 
-@pytest.mark.parametrize("name", ["Extraction", "JsonRecord", "PagedRecall", "SQLExplorer", "SortRecords"])
+@pytest.mark.parametrize(
+    "name", ["Extraction", "FunctionCalling", "JsonRecord", "PagedRecall", "SQLExplorer", "SortRecords", "Syllogisms"]
+)
 def test_reading_once_wins_at_most_half_of_the_expert_level(name):
     """The player is the task's `reader(k)`, which plays in the place of the oracle's last action."""
     subject = Subject(f"llm/{name}-v0", {"difficulty": "expert"}, dataclasses.replace(QUICK, n_seeds=12))

@@ -248,6 +248,8 @@ def test_following_is_what_holds_in_every_world():
 
     def holds(proposition, world):
         how, subject, predicate = proposition
+        if how in ("if", "or"):
+            return holds(subject, world) == (how == "or") or holds(predicate, world)
         predicates = [thing[terms.index(predicate)] for thing in world if thing[terms.index(subject)]]
         return {
             "all": all(predicates),
@@ -259,9 +261,43 @@ def test_following_is_what_holds_in_every_world():
     for _ in range(150):
         propositions = [[rng.choice(hows), *rng.sample(terms, 2)] for _ in range(3)]
         *premises, conclusion = propositions
+        sides = [[rng.choice(hows), *rng.sample(terms, 2)] for _ in range(2)]
+        premises.append([rng.choice(("if", "or")), *sides])
         models = [world for world in worlds if all(holds(premise, world) for premise in premises)]
         if models:
             assert follows(premises, conclusion) == all(holds(conclusion, world) for world in models)
+
+
+@pytest.mark.parametrize(
+    ("premises", "conclusion", "is_valid"),
+    [
+        (["all a b", "if all a b then no c d"], "no c d", True),
+        (["all a b", "if no c d then all a b"], "no c d", False),  # the converse
+        (["some not c d", "if all a b then all c d"], "some not a b", True),  # the contrapositive
+        (["some not a b", "if all a b then all c d"], "some not c d", False),
+        (["no a b", "or some a b then all c d"], "all c d", True),
+        (["some a b", "or some a b then all c d"], "some not c d", False),  # both may hold
+        (["or all a b then all a c", "no b d", "no d c"], "no a d", True),  # by cases
+        (["or all a b then all a c", "no b d", "some c d"], "no a d", False),
+        (["all a b", "all b c", "if all a c then some d e", "if some e d then no f g", "all h f"], "no h g", True),
+        (["all a b", "all c b", "if all a c then some d e", "if some e d then no f g", "all h f"], "no h g", False),
+    ],
+)
+def test_conditional_premises_by_hand(premises, conclusion, is_valid):
+    assert follows(list(map(parsed, premises)), parsed(conclusion)) == is_valid
+
+
+def parsed(text):
+    """Return the proposition "some not a b" or "if all a b then no c d"."""
+    word, _, rest = text.partition(" ")
+    if word in ("if", "or"):
+        return [word, *map(parsed, rest.split(" then "))]
+    *how, subject, predicate = text.split()
+    return [" ".join(how), subject, predicate]
+
+
+def conditional(*premises, conclusion):
+    return {"arguments": [{"premises": list(map(parsed, premises)), "conclusion": parsed(conclusion)}]}
 
 
 ARGUMENTS = {
@@ -296,6 +332,11 @@ def test_syllogisms(answer, paid):
         ({"premises": [["every", "a", "b"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
         ({"premises": [["all", "a", "a"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
         ({"premises": [["all", "a", "b"]]}, "has premises and a conclusion"),
+        (conditional("if all a b then some not a b", "all a b", conclusion="all a b")["arguments"][0], "contradict"),
+        ({"premises": [["if", ["all", "a", "b"]]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
+        ({"premises": [], "conclusion": parsed("or all a b then no a b")}, "a proposition is"),
+        (conditional(*["or all a b then no a b"] * 7, conclusion="all a b")["arguments"][0], "6 premises"),
+        ({"premises": [["all", "a", str(i)] for i in range(16)], "conclusion": ["all", "a", "1"]}, "16 terms"),
     ],
 )
 def test_syllogisms_refuse_what_is_no_argument(argument, complaint):
@@ -340,7 +381,7 @@ def test_what_says_the_same_is_one_argument():
 @pytest.mark.parametrize("level", [*LEVELS, "expert"])
 def test_a_table_of_arguments_from_train_knows_none_of_test(level):
     tables = {}
-    for split, n in (("train", 150), ("test", 30)):
+    for split, n in (("train", 150), ("test", 30)) if level != "expert" else (("train", 30), ("test", 6)):
         env = gym.make("llm/Syllogisms-v0", difficulty=level, split=split).unwrapped
         env.reset(seed=0)
         tables[split] = set()
@@ -350,14 +391,67 @@ def test_a_table_of_arguments_from_train_knows_none_of_test(level):
     assert not tables["train"] & tables["test"] and len(tables["test"]) > 60
 
 
-def test_asides_change_nothing():
+def test_ways_to_write_a_condition_are_one_argument():
+    key = gym.make("llm/Syllogisms-v0").unwrapped.split_key
+    ways = ("if no x y then all a b", "if some not a b then some y x", "or some x y then all a b")
+    ways += ("or all a b then some y x",)
+    assert len({key(conditional(way, "all b c", conclusion="all a c")) for way in ways}) == 1
+    assert key(conditional(ways[0], "all b c", conclusion="all a c")) != key(
+        conditional("if some x y then all a b", "all b c", conclusion="all a c")
+    )
+
+
+def test_conditions_are_written_as_documented():
+    env = gym.make("llm/Syllogisms-v0")
+    convention = '"If X, then Y" is false when X is true and Y is false, and else true.'
+    problem = conditional("if all a b then some not c d", "or no a b then some c d", conclusion="no a d")
+    text = env.reset(options={"problem": problem})[0].splitlines()
+    assert convention in text[0] and text[1] == (
+        "1. If all a are b, then some c are not d. Either no a are b, or some c are d, or both. Therefore: No a are d."
+    )
+    assert convention not in env.reset(options={"problem": ARGUMENTS})[0]
+
+
+@pytest.mark.parametrize(
+    ("premises", "once", "believed"),
+    [
+        (["all a b", "all b c", "if all a c then all c d"], True, True),
+        (["if all a c then all c d", "all a b", "all b c"], False, True),  # the condition is not yet known to hold
+        (["all c b", "all a b", "all b c", "if some not c d then some not a c"], True, True),
+        (["all a b", "all b c", "if some a c then all d c"], False, False),
+        (["all a b", "all b c", "if all b a then all c d"], False, True),  # the condition does not hold
+        (["all a b", "all b c", *["some x y"] * 10, "if all a c then all c d", "all b c"], False, True),
+    ],
+)
+def test_a_reader_that_never_goes_back_and_one_that_believes(premises, once, believed):
+    env = gym.make("llm/Syllogisms-v0").unwrapped
+    env.reset(options={"problem": conditional(*premises, conclusion="all a d")})
+    verdicts = {name: "<answer>1: invalid</answer>" not in reply for name, reply in env.shortcuts().items()}
+    assert verdicts == {"reader(12)": once, "conditions believed": believed}
+    env.reset(options={"problem": ARGUMENTS})
+    assert not env.shortcuts()
+
+
+def test_expert_arguments_need_each_premise_but_the_asides():
     env = gym.make("llm/Syllogisms-v0", difficulty="expert").unwrapped
-    env.reset(seed=0)
-    for argument in env.problem["arguments"]:
-        terms = Counter(term for part in [*argument["premises"], argument["conclusion"]] for term in part[1:])
-        needed = [part for part in argument["premises"] if min(terms[term] for term in part[1:]) > 1]
-        assert (len(argument["premises"]), len(needed)) == (6, 4)
-        assert follows(argument["premises"], argument["conclusion"]) == follows(needed, argument["conclusion"])
+    n_valid = 0
+    for seed in range(2):
+        env.reset(seed=seed)
+        for argument, verdict in zip(env.problem["arguments"], env._solution.values(), strict=True):
+            premises, conclusion = argument["premises"], argument["conclusion"]
+            sides = [
+                part for each in [*premises, conclusion] for part in (each[1:] if each[0] in ("if", "or") else [each])
+            ]
+            terms = Counter(term for part in sides for term in part[1:])
+            asides = [part for part in sides if min(terms[term] for term in part[1:]) == 1]
+            needed = [each for each in premises if each not in asides]
+            assert (len(premises), len(needed)) == (13, 10)
+            assert sum(each[0] in ("if", "or") for each in needed) == 2
+            assert follows(needed, conclusion) == (verdict == "valid")
+            for i in range(10 if verdict == "valid" else 0):
+                assert not follows(needed[:i] + needed[i + 1 :], conclusion)
+            n_valid += verdict == "valid"
+    assert 6 <= n_valid <= 18
 
 
 # Entailment.
