@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -97,11 +96,7 @@ def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) ->
     Raises:
         InvalidConfigError: If another trainer saved it.
     """
-    if state is None:
-        saved = None
-    else:  # earlier versions did not record the trainer
-        by_files = "ppo" if (Path(checkpoint) / "critic").exists() else "grpo"
-        saved = str(state.get("trainer") or state.get("algorithm") or by_files)
+    saved = None if state is None else str(state.get("trainer"))
     if saved == kind or (saved, kind) == ("grpo", "ppo"):  # `Critic.load` rejects a checkpoint without a critic
         return
     what = "no checkpoint of this library's GRPO or PPO" if saved is None else f"a checkpoint of {saved.upper()}"

@@ -1,10 +1,12 @@
 """Algorithms as values in EnvGRPOTrainer: TRL's steps and the functional loss, pairs, and a switch in the middle."""
 
 import copy
+import json
 import math
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
 from llm_envs.rollout import Curriculum, EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.generation import STATE_FILE
 from llm_envs.trainers.functional.advantages import leave_one_out
 from llm_envs.trainers.functional.algorithm import (
     CISPO,
@@ -267,6 +270,12 @@ def test_grpo_then_pairwise_then_grpo_resumes_as_if_nothing_had_been(make, tmp_p
             InvalidConfigError, match=r"checkpoint-3 was learned by 'pairwise', and in this run that generation is"
         ):
             run("other", middle, None if schedule is None else {0: schedule})
+    path = Path(middle) / STATE_FILE
+    former = json.loads(path.read_text())
+    del former["learned_by"], former["generations"], former["kl"]  # a former version had TRL's own loss
+    path.write_text(json.dumps(former))
+    with pytest.raises(InvalidConfigError, match=r"checkpoint-3 was learned by TRL's own loss, .* 'trl_dapo'"):
+        run("other", middle, None)
 
 
 @pytest.mark.parametrize(
