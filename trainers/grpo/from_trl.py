@@ -72,7 +72,7 @@ def rewards_from_trl(args: Any, rewards: RewardSettings) -> RewardSettings:
     """Return reward settings with what `multi_objective_aggregation` asks for.
 
     Raises:
-        InvalidConfigError: If the rewards have an aggregate of their own.
+        InvalidConfigError: If the rewards already have an aggregate.
     """
     if args.multi_objective_aggregation != "normalize_then_sum":
         return rewards

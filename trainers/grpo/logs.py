@@ -1,4 +1,4 @@
-"""What GRPO and PPO log of a generation and of a micro-batch, by TRL's names where it has them.
+"""Metrics of GRPO and PPO for a generation and a micro-batch, by TRL's names where it has them.
 
 TRL logs a generation inside the method that plays and scores it, which `EnvGRPOTrainer` replaces. The means here are
 over all processes, and over episodes, rows or tokens (`bridge/means.py`).
