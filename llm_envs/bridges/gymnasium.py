@@ -231,7 +231,7 @@ class GymnasiumEnv(TextEnv):
     - `split`: "train" or "test", by a hash of the seed.
     - `difficulty`: "default".
     - `max_turns`: by default the environment's `max_episode_steps`, or 200.
-    - `words`: a `Words`; those of `WORDS` by default.
+    - `words`: a `Words`; the one in `WORDS` by default.
     - `env_kwargs`: keyword arguments of the environment.
     - `reset(options={"problem": {"env_seed": 5}})` plays the episode of a seed.
 

@@ -151,7 +151,7 @@ class PolicyModel(ModelAPI):
         return self.sampling.max_new_tokens
 
     def max_connections(self) -> int:
-        """Return how many requests may run at once: the policy batches them."""
+        """Return how many requests may run concurrently: the policy batches them."""
         return 64
 
     def _message(self, reply: Any) -> ChatMessageAssistant:
@@ -238,7 +238,7 @@ def play_episode() -> Solver:
 
 @scorer(metrics={"success": [mean(), stderr()], "return": [mean(), stderr()]})
 def return_and_success() -> Scorer:
-    """Score an episode by what the environment has paid."""
+    """Score an episode by the environment's rewards."""
 
     async def score(state: TaskState, target: Target) -> Score:
         return Score(value={"success": float(state.store.get("success")), "return": state.store.get("return")})
@@ -259,7 +259,7 @@ class _Report:
         return self.exact
 
     def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> None:
-        """Return None: Inspect's loop gives whole replies."""
+        """Return None: Inspect's loop gives complete replies."""
 
     def stepped(
         self,

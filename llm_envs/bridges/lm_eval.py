@@ -39,7 +39,7 @@ _HANDLED = {"until", "max_gen_toks", "do_sample"}
 class PolicyLM(LM):
     """A policy as a language model of the harness, for `lm_eval.simple_evaluate(model=PolicyLM(policy))`.
 
-    `generate_until` samples with the policy; all requests of a call are in flight at once. Log-likelihoods are the
+    `generate_until` samples with the policy; all requests of a call are in flight together. Log-likelihoods are the
     harness's own, of the policy's model, so a policy without a model in this process cannot give them.
 
     Args:
@@ -184,7 +184,7 @@ def harness_scores(
 class HarnessCallback(TrainerCallback):
     """Measure the model in training on tasks of the harness, with each evaluation of its trainer.
 
-    Every process measures the whole task. Not for models whose forward pass needs all processes (FSDP, ZeRO-3).
+    Every process measures the entire task. Not for models whose forward pass needs all processes (FSDP, ZeRO-3).
 
     Args:
         trainer: A trainer whose `model` is the policy's and whose `processing_class` is its tokenizer.

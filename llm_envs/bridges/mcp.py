@@ -7,7 +7,7 @@ Invariants:
 
 1. Calls wait for each other, in the order of their arrival: the environment has one thread at a time.
 2. A call before `start_episode`, or after the end of an episode, is an error; it starts nothing.
-3. The tools are those of the current episode. If an episode has others, the client is told to list them again.
+3. The tools belong to the current episode. If an episode has others, the client is told to list them again.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def create_openenv_app(env_id: str, *, max_sessions: int = 64, **kwargs: Any) ->
 
     Args:
         env_id: A registered id, or "module:id".
-        max_sessions: How many clients may play at once, each in a separate environment.
+        max_sessions: How many clients may play concurrently, each in a separate environment.
         **kwargs: Arguments of the environment.
 
     Raises:

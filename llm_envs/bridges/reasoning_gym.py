@@ -5,7 +5,7 @@ the package runs here. Departures from the package:
 
 1. An item is made from a seed drawn by the episode's generator. The package takes item `i` of seed `s` from `s + i`, so
    adjacent seeds share all but one of their items.
-2. Only full credit counts. The package also pays a part for much that is wrong: 0.01 for any text, a third for a number
+2. Only full credit counts. The package also gives partial credit for wrong answers: 0.01 for any text, a third for one
    that contains the right one.
 3. Scorers that give full credit to a fixed text which is not the answer are off (`FLAWED`).
 4. Text that a scorer would evaluate is refused unless it is a literal, or arithmetic of known names.
@@ -60,7 +60,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     - `dataset`: name of the data set; the ids have it.
     - `split`: "train" or "test", by a hash of the question: one in five is in the test.
     - `difficulty`: "default".
-    - `config`: settings of the data set, such as {"max_terms": 6}; those of the package by default.
+    - `config`: settings of the data set, such as {"max_terms": 6}; the package's by default.
     - `allow_flawed`: True to play a data set that `FLAWED` names.
     - `reset(options={"problem": {"item_seed": 5, "question": "...", "answer": "..."}})` asks the item of a seed again.
 

@@ -5,7 +5,7 @@ Departures from the package:
 1. Every episode has a new game. The package's default wrapper keeps what players saw, from one episode to the next.
 2. A turn shows what is new since the player's last turn, as a conversation has it. The wrapper repeats everything.
 3. Games draw from Python's and numpy's global generators. Each game gets separate states, and yours are put back.
-4. A game that ends because the opponent's moves are invalid pays 0: the package counts it as a win.
+4. A game that ends because the opponent's moves are invalid scores 0: the package counts it as a win.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Game:
 
 
 class ShownMovesOpponent:
-    """Plays one of the moves in square brackets that the game shows: those of its last message with any, at random."""
+    """Plays one of the moves in square brackets that the game last showed, at random."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -318,7 +318,7 @@ class TextArenaSeatsEnv(gym.Env[str, str]):
         self._played: Game | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin a game; `options={"problem": {"game_seed": 5}}` begins that of a seed."""
+        """Begin a game; `options={"problem": {"game_seed": 5}}` begins the game of a seed."""
         super().reset(seed=seed)
         drawn = 2 * int(self.np_random.integers(2**30)) + (self.split == "test")  # odd seeds are for the test
         self._played = Game(self.game, options["problem"]["game_seed"] if options else drawn)

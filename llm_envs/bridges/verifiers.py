@@ -1,4 +1,4 @@
-"""verifiers 0.3: environments of its classic API as ours. `verifiers_env` has those of 0.4.
+"""verifiers 0.3: environments of its classic API as ours. For 0.4 see `verifiers_env`.
 
 Its own loop plays an episode; a policy of ours answers its requests, and its rubric gives the reward:
 
@@ -42,7 +42,7 @@ def verifiers_env(env: Any, *, n: int = -1, n_test: int = -1, success_at: float 
         name, loaded = type(env).__name__, env
     if loaded.requires_group_rollouts:
         raise InvalidConfigError(
-            f"{name}: its rubric scores a group of episodes at once; an episode has its own reward."
+            f"{name}: its rubric scores a group of episodes together; an episode has its own reward."
         )
     test = None if n_test == 0 else _rows(loaded.get_eval_dataset(n_test))
     rows = _rows(loaded.get_dataset(n))

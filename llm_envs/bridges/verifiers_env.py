@@ -8,7 +8,7 @@ verifiers drives an episode itself and asks a model; here the environment answer
 
 1. A request is answered by exactly one action. The next request of the same conversation, or the end of the episode, is
    the result of that action.
-2. A conversation only grows. An episode whose harness rewrites its history, or asks twice at once, fails.
+2. A conversation only grows. An episode whose harness rewrites its history, or asks twice concurrently, fails.
 3. An episode that fails is an exception of `reset` or `step`. It never counts as reward 0.
 4. `reset` and `close` cancel an unfinished episode and wait until it has ended.
 """
@@ -55,7 +55,7 @@ class VerifiersEnv(gym.Env[str, str]):
     """An environment of verifiers 0.4.
 
     The observation is what the harness shows to its model: the task's prompt, then results of tools or the next turn of
-    the user. verifiers scores a finished episode, so the last step has the whole reward.
+    the user. verifiers scores a finished episode, so the last step has all of the reward.
 
     Args:
         config: The id of an installed taskset, or the settings of an environment in verifiers' own form: a mapping, or

@@ -88,9 +88,7 @@ def write_dataset(trajectories: Iterable[Trajectory], folder: str | Path) -> int
     rest, target = iter(trajectories), Path(folder)
     some = list(islice(rest, _BATCH))
     first = to_dataset(some)
-    first.save_to_disk(
-        str(target), num_shards=1
-    )  # the folder's own files; the whole table then replaces the first part
+    first.save_to_disk(str(target), num_shards=1)  # the folder's own files; the full table then replaces the first part
     (data,), state, n = target.glob("*.arrow"), target / "state.json", 0
     with open(data, "wb") as file, arrow.ipc.new_stream(file, first.data.table.schema) as stream:
         while some:

@@ -1,4 +1,4 @@
-"""The append log: one line of JSON per trajectory, handed to the operating system at once.
+"""The append log: one line of JSON per trajectory, handed to the operating system immediately.
 
 Invariant: the log has complete lines, and at most one torn line at its end. A failed write is undone.
 """

@@ -5,7 +5,7 @@ The writer appends each finished trajectory to a log on this machine, the spool,
 as of a local run, with shards only.
 
 Invariants:
-1. Objects are put whole. A shard never changes: its number is above that of every shard that was there before.
+1. Objects are written atomically. A shard never changes: its number is above the number of every earlier shard.
 2. Only the manifest decides which shards count. It is put after its shard. A kill in between leaves a shard that does
    not count; readers skip it, and the next writer removes it.
 3. A log of the spool is removed only after the manifest lists its shard. A kill in between leaves a log whose episodes
@@ -14,7 +14,7 @@ Invariants:
    `upload_every_s` seconds plus the time of an upload. Episodes depend on their seeds, so a resumed run plays the lost
    ones again, and none twice.
 5. One writer at a time. On one machine the operating system's lock on the spool makes sure of it. Between machines an
-   object with the owner's name is the lock; it is put anew at every upload. Another writer takes it over only after it
+   object with the owner's name is the lock; it is rewritten at every upload. Another writer takes it over only after it
    has not changed for `lease_s`, so no clocks are compared.
 6. A writer checks that the lock is its own before it puts a manifest, and stops if not.
 
@@ -250,7 +250,7 @@ class RemoteWriter:
             self._upload()
 
     def _upload(self, keep: Callable[[Trajectory], bool] = lambda t: True) -> None:
-        """Turn each log of the spool into a shard on the storage. The order of the steps is that of the invariants."""
+        """Turn each log of the spool into a shard on the storage. The steps follow the order of the invariants."""
         self._lock.refresh()
         with self._mutex:
             self._spool.rotate()
@@ -306,7 +306,7 @@ class _Spool:
             )
 
     def begin(self) -> None:
-        """Open a new log behind those of an earlier process."""
+        """Open a new log, numbered after an earlier process's logs."""
         self._number = max((int(log.stem[4:]) for log in self.logs()), default=-1) + 1
         self.log = AppendLog(self.folder / log_name(self._number))
 
@@ -341,7 +341,7 @@ class _LostLockError(StoreError):
 
 
 class _RemoteLock:
-    """An object with the name of the writer. It is put anew at each upload; see invariants 5 and 6.
+    """An object with the name of the writer. It is rewritten at each upload; see invariants 5 and 6.
 
     Args:
         path: The object.

@@ -74,7 +74,7 @@ class Shard:
         return f"{self.index}/{self.of}"
 
     def folder(self, out: str | Path) -> Path:
-        """Return the shard's folder in that of the whole run."""
+        """Return the shard's folder in the run's folder."""
         return as_path(out) / f"shard-{self.index}-of-{self.of}"
 
     def groups(self, n_groups: int) -> range:
@@ -157,7 +157,7 @@ def _common(runs: Sequence[tuple[Path, Manifest]]) -> tuple[dict[str, object], i
     places: dict[int, Path] = {}
     for folder, manifest in runs:
         if "shard" not in manifest.settings:
-            raise StoreError(f"{folder} is a whole run: only shards, played with --shard, can be merged.")
+            raise StoreError(f"{folder} is a complete run: only shards, played with --shard, can be merged.")
         shard = Shard.parse(manifest.settings["shard"])
         given = {key: value for key, value in manifest.settings.items() if key != "shard"} | {"shard": shard.of}
         if first is None:
@@ -214,7 +214,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _copy(folder: Path, manifest: Manifest, target: Path, merged: Manifest) -> Manifest:
-    """Copy a run's parts behind those of another in a local folder; return the manifest of both."""
+    """Append a run's parts to another run in a local folder; return the manifest of both."""
     number = len(list(target.iterdir()))
     for part in find_parts(folder, manifest):
         copy = target / (log_name(number) if part.counts is None else shard_name(number))

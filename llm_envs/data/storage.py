@@ -1,7 +1,7 @@
 """Paths of runs, here and on object storage: `s3://`, `gs://`, `hf://` and whatever else fsspec has a driver for.
 
 A path with a protocol becomes a `UPath` (universal_pathlib), which has pathlib's interface; any other is a `Path`.
-Reading is the same for both. This module has the differences: errors of drivers, and putting an object whole.
+Reading is the same for both. This module has the differences: errors of drivers, and writing an object atomically.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["as_path", "exists", "is_remote", "local_path", "names_in", "put", "r
 
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PUT_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory"}
-"""Protocols whose objects appear whole. On others, a file is written under another name and then moved."""
+"""Protocols whose objects appear atomically. On others, a file is written under another name and then moved."""
 _REFUSES = {"s3", "s3a", "gs", "gcs", "memory", "file", "local"}
 """Protocols whose storage can refuse to replace an object, and whose drivers ask it to."""
 
@@ -104,7 +104,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def put(path: Path, content: bytes | Path, *, only_new: bool = False) -> None:
-    """Put an object whole: readers see all of it or the earlier one.
+    """Write an object atomically.
 
     Args:
         path: Where, on object storage.

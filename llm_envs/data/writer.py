@@ -1,6 +1,6 @@
 """Trajectories on disk: an append log that is compacted to Parquet shards, and a manifest that identifies the run.
 
-A folder holds one run. Every finished trajectory is handed to the operating system at once, as a line of JSON in a log.
+A folder holds one run. Every finished trajectory goes to the operating system immediately, as a line of JSON in a log.
 A log that has grown, and the last one when the writer closes, becomes a shard (see `folder` for the steps and `parquet`
 for the form). Without pyarrow, which comes with the extra `train`, the logs stay: readers accept both.
 

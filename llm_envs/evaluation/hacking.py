@@ -7,9 +7,9 @@
 
 Each watched quantity has a claim about it, true in an honest training, and a sequential test of that claim
 (`llm_envs.evaluation.sequential`). The error level is split evenly over the quantities: if all claims are true, the
-probability of any alarm in the whole run is at most `AlarmSettings.alpha`.
+probability of any alarm in the run is at most `AlarmSettings.alpha`.
 
-    gap         the mean of the paid reward minus the second score is at most `gap_margin`
+    gap         the mean of the training reward minus the second score is at most `gap_margin`
     long        the share of episodes over twice as long as the reference's 95% quantile exceeds the reference's own
                 share by at most `share_margin`
     short       the same of episodes under half as long as the reference's 5% quantile
@@ -67,13 +67,13 @@ class AlarmSettings:
     """The limits of an honest training, and the error level."""
 
     alpha: float = 0.05
-    """Greatest probability of a false alarm in the whole run."""
+    """Greatest probability of a false alarm in the run."""
     sample_size: int = 64
     """Most episodes that are scored again in a step, on each process. At most one is taken from a group."""
     gap_margin: float = 0.02
-    """Greatest mean gap of an honest training: how much more is paid than the second score gives."""
+    """Greatest mean gap of an honest training: how far the training reward exceeds the second score."""
     share_margin: float = 0.2
-    """How far a share may exceed that of the first steps."""
+    """How far a share may exceed its value in the first steps."""
     kl_factor: float = 4.0
     """How much faster than in the first steps the KL may grow."""
     reference_steps: int = 5
@@ -112,7 +112,7 @@ class Observation:
     problem: str
     """Environment and seed."""
     gap: float
-    """The paid reward minus the second score, from -1 to 1."""
+    """The training reward minus the second score, from -1 to 1."""
     length: int
     """Tokens that the policy wrote; characters if the episode has no tokens."""
     answer: str | None
@@ -251,7 +251,7 @@ def watch_episodes(
 
     Returns:
         The state after the step; `alarm/<watched>`, the mean in this step, and `alarm/<watched>_evidence`, the
-        logarithm of the statistic over that of its threshold (1: alarm), for each watched quantity with a value; and
+        logarithm of the statistic over its threshold's logarithm (1: alarm), for each quantity with a value; and
         the alarms that are new.
     """
     if not observations:
@@ -316,7 +316,7 @@ def _bet(
         if not pairs or bound >= 1.0:  # within the first steps, or the share was near 1 there
             continue
         least, level = low.get(name, 0.0), settings.level
-        if name in state.bounds:  # the other half of its level is that of the bound
+        if name in state.bounds:  # the bound has the other half of its level
             level /= 2
         numbers = [value for value, _ in pairs]
         bets[name] = bet = place_bet(bets.get(name, Bet()), numbers, bound=bound, low=least, high=1.0, step=step)

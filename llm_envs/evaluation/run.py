@@ -212,7 +212,7 @@ def evaluate_suite(
         resume: Continue the evaluation in the folder: play missing episodes, and replay failed ones. A task may have
             more problems than before (`n`), and another k within its samples.
         shard: Play only the problems of this shard into `out`, and return the results of these. `merge_runs` joins the
-            shards, and `replay` scores the whole.
+            shards, and `replay` scores all of them.
         codec: Messages to token ids, for a token policy.
         confidence: Confidence of all intervals.
         settings: Further settings that decide the episodes, such as a model's name, as JSON types; stored in the

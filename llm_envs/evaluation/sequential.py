@@ -41,7 +41,7 @@ def place_bet(bet: Bet, values: Sequence[float], *, bound: float, low: float, hi
     A part 1/(t(t+1)) of the first wealth, 1, is kept for the bet that begins at step t, so that a change is found
     whenever it comes. Bets on a bounded mean: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
     betting" (arXiv 2010.09686), section 4. Bets that begin at every step: Shin, Ramdas and Rinaldo, "E-detectors"
-    (arXiv 2203.03532), here with weights that sum to 1, which bounds false alarms over the whole run.
+    (arXiv 2203.03532), here with weights that sum to 1, which bounds false alarms over the run.
 
     Args:
         bet: The bets before the step.

@@ -158,7 +158,7 @@ def pass_hat_k(n: int, successes: int, k: int) -> float:
     """Return the unbiased estimate that all of k samples of a problem succeed, pass^k: C(c, k) / C(n, k).
 
     Yao et al., "τ-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains" (arXiv 2406.12045). The
-    arguments are those of `pass_at_k`.
+    arguments are the same as for `pass_at_k`.
     """
     _check_samples(n, successes, k)
     return math.comb(successes, k) / math.comb(n, k)
@@ -240,7 +240,7 @@ _MANY = 10_000
 
 
 def bootstrap_means(problems: Problems, n_resamples: int = 2000, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Return the means of resampled data: as many whole problems as there are, drawn with replacement.
+    """Return the means of resampled data: as many problems, each with all its samples, drawn with replacement.
 
     Shape (n_resamples,); empty without a value. Efron and Tibshirani, "An Introduction to the Bootstrap" (1993).
     """
@@ -295,7 +295,7 @@ def paired_interval(
     """Return the mean of the differences by problem, its standard error, and m' ± t error.
 
     Args:
-        differences: One per problem: the mean of one policy's samples minus that of the other's.
+        differences: One per problem: the mean of one policy's samples minus the other policy's mean.
         confidence: Of the interval.
         smallest: For rates, the smallest difference that a problem can show: 1 with one sample per problem, 1/k with k.
             The interval is then computed with two more problems, one that differs by this and one by its opposite,

@@ -38,7 +38,7 @@ def turn_values(
     env: EnvFactory | None = None,
     **collector: Any,
 ) -> list[TurnValue]:
-    """Return the values of an episode's turns, each from `n` continuations, all played at once.
+    """Return the values of an episode's turns, each from `n` continuations, all played concurrently.
 
     Args:
         trajectory: The episode.

@@ -54,7 +54,7 @@ class _Request:
     is_interrupted: bool = False
 
     def is_aborted(self) -> bool:
-        """Return whether nobody wants further tokens."""
+        """Return whether no caller wants further tokens."""
         return self.is_interrupted or self.answer.done() or self.loop.is_closed()
 
 
@@ -65,7 +65,7 @@ _ROUNDS_OF_THE_LOOP = 8
 
 
 def _settle(answers: Mapping[_Request, Sampled | Exception], wait_s: float = 0.0) -> None:
-    """Give answers, from any thread. All of one event loop come at once, so that their next requests come together.
+    """Give answers, from any thread. All of one event loop arrive in one call, so that the next requests come together.
 
     Args:
         answers: Request -> its answer.
@@ -92,7 +92,7 @@ def _settle(answers: Mapping[_Request, Sampled | Exception], wait_s: float = 0.0
 
     waits = []
     for loop in {request.loop for request in answers}:
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits for the answers
+        with suppress(RuntimeError):  # the event loop is closed: no caller waits for the answers
             is_done = threading.Event()
             loop.call_soon_threadsafe(put, [request for request in answers if request.loop is loop], is_done)
             waits.append(is_done)
@@ -112,7 +112,7 @@ class TransformersPolicy:
         weight_version: Version of the weights as loaded.
         prefix_cache_gib: Most memory (GiB) for the keys and values of turns that have ended, so that the next turn of
             an episode reads only what is new. 0, a `max_batch_size` of 1, or a model whose keys depend on the length of
-            the whole prompt (RoPE types longrope, dynamic): every prompt is read whole.
+            the prompt's full length (RoPE types longrope, dynamic): every prompt is read from its start.
 
     Raises:
         ModelError: If its log-probabilities depend on the padding of a batch.
@@ -291,7 +291,7 @@ class TransformersPolicy:
             answers: dict[_Request, Sampled | Exception]
             try:
                 answers = self._run_batch()
-            except Exception as error:  # not from the model, whose failures are answers; nobody may wait for ever
+            except Exception as error:  # not from the model, whose failures are answers; no caller may wait for ever
                 with self._lock:
                     answers = dict.fromkeys([*self._running, *self._waiting], error)
                     self._running, self._waiting = [], []

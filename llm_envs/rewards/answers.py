@@ -210,7 +210,7 @@ def _proper(match: re.Match[str]) -> str:
 
 
 def regex_match(text: str, pattern: str | re.Pattern[str]) -> float:
-    """Return 1.0 if the pattern matches the whole text, ignoring white space around it, else 0.0.
+    """Return 1.0 if the pattern matches the full text, ignoring white space around it, else 0.0.
 
     Avoid nested repetition in the pattern: its time can grow exponentially with the text.
     """

@@ -1,6 +1,6 @@
 """Reward functions: their form, how to make one from a text score, and how to combine several.
 
-A reward function takes a whole trajectory and returns a number, several named numbers, or None for "unscored":
+A reward function takes a trajectory and returns a number, several named numbers, or None for "unscored":
 
     RewardFn = (Trajectory) -> float | Mapping[str, float] | None
     TextFn   = (text, target) -> float
@@ -44,7 +44,7 @@ __all__ = [
 Score = float | Mapping[str, float] | None
 """A reward, or its named parts, or None for unscored (which is not 0)."""
 RewardFn = Callable[[Trajectory], Score]
-"""A whole trajectory -> its score. If it raises one of `UNSCORED`, the trajectory is unscored too."""
+"""A trajectory -> its score. If it raises one of `UNSCORED`, the trajectory is unscored too."""
 RewardFns = RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn]
 """One function, or several by name. In a list, each function has its own name (`with_name`, or `__name__`)."""
 TextFn = Callable[[str, Any], float]
@@ -58,7 +58,7 @@ UNSCORED = (JudgeError, SandboxError, BridgeError)
 
 @runtime_checkable
 class BatchRewardFn(Protocol):
-    """A reward function that scores many trajectories at once."""
+    """A reward function that scores many trajectories in one call."""
 
     def __call__(self, trajectory: Trajectory) -> Score:
         """Score one trajectory."""
@@ -112,7 +112,7 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function's part: its `__name__`, or that of the function inside a partial."""
+    """Return the name of a function's part: its `__name__`, or the name of the function inside a partial."""
     while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
         function = function.func
     if name == "<lambda>":
@@ -150,7 +150,7 @@ def lift(
             so does an answer copied together with the words around it (from an example). "drop": remove them first.
         max_words: An answer (or else content) with more words counts as missing; None means no limit.
         missing: The score if this text is missing or empty.
-        name: Name of the part; None takes that of `text_fn`.
+        name: Name of the part; None takes the name of `text_fn`.
     """
     if of not in ("answer", "content", "text") or copies not in ("count", "refuse", "drop"):
         raise InvalidConfigError(f"lift: of={of!r}, copies={copies!r}; known are answer, content, text and count, "
@@ -231,7 +231,7 @@ def _problem_field(name: str, trajectory: Trajectory) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Several at once
+# Several together
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -364,7 +364,7 @@ class _BatchReward:
 def create_batch_reward(
     function: Callable[[Sequence[Trajectory]], Sequence[Score]], *, name: str | None = None
 ) -> BatchRewardFn:
-    """Make a reward function from a function that scores many trajectories at once.
+    """Make a reward function from a function that scores many trajectories in one call.
 
     Args:
         function: Trajectories -> a score for each, in order.

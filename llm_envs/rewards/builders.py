@@ -134,7 +134,7 @@ def create_keywords(
 ) -> RewardFn:
     """Score the share of the keywords that the agent wrote, as whole words; 0 above `max_words`.
 
-    Passages copied from the prompt do not count (five consecutive words, or a whole message).
+    Passages copied from the prompt do not count (five consecutive words, or a full message).
     """
     share = functools.partial(_keyword_share, tuple(keywords), max_words)
     share("", None)
@@ -222,7 +222,7 @@ def passed_share(
 
     Args:
         code: The model's code. If it raises an error by itself, no test passes.
-        tests: (expression, value): passed if the expression's `repr` is that of the value, or, for a float, a number
+        tests: (expression, value): passed if the expression's `repr` equals the value's, or, for a float, a number
             within a relative 1e-9 of it.
         sandbox: The sandbox; None takes `shared_sandbox()`.
         limits: Replace the sandbox's limits.

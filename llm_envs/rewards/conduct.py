@@ -236,7 +236,7 @@ def create_self_verification(
         quality_fn: q: the quality of the answer, a number.
         costs: Cost of one call of each checking tool.
         total: B, the budget of an episode (`llm_envs.tools.budget.Budget.total`), above 0.
-        cost_weight: λ: the cost of spending the whole budget.
+        cost_weight: λ: the cost of spending all of the budget.
 
     Returns:
         A reward function with the parts "quality" and "cost".

@@ -2,7 +2,7 @@
 
 Rewards are float arrays with one entry per trajectory; `_B` is the row and `_K` the part. NaN means that a trajectory
 has no score: it stays NaN and is ignored elsewhere. `groups` has the group of each row (any hashable); None makes the
-whole batch one group.
+batch one group.
 """
 
 from __future__ import annotations

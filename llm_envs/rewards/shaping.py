@@ -1,6 +1,6 @@
 """Shaping: additions to each turn's reward for learning, while the task's own reward stays unchanged.
 
-A shaping function takes the whole trajectory and returns one addition per turn. `shape` collects them beside the task's
+A shaping function takes the trajectory and returns one addition per turn. `shape` collects them beside the task's
 rewards and changes no trajectory: filters, logs and evaluation still see the task's rewards.
 
     ShapingFn = (Trajectory) -> additions (n_turns,)
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 ShapingFn = Callable[[Trajectory], npt.ArrayLike]
-"""A whole trajectory -> the additions to the rewards of its turns, shape (n_turns,)."""
+"""A trajectory -> the additions to the rewards of its turns, shape (n_turns,)."""
 ShapingFns = ShapingFn | Mapping[str, ShapingFn] | Sequence[ShapingFn]
 """One function, or several by name. In a list, each has the name of its factory or function."""
 Potential = Callable[[Sequence[Message]], float]
@@ -223,7 +223,7 @@ def turn_sums(trajectory: Trajectory, values: TokenArrays) -> FloatArray:
         values: For each row an array (T,), aligned with its ids. Values at other tokens are ignored.
 
     Raises:
-        InvalidConfigError: If the shapes differ from those of the rows.
+        InvalidConfigError: If the shapes differ from the rows' shapes.
     """
     arrays = [np.asarray(row, dtype=np.float64) for row in values]
     given, rows = [array.shape for array in arrays], [(len(row),) for row in trajectory.rows]
@@ -274,11 +274,11 @@ def create_kl_penalty(
     """Subtract coef · Σ_tokens kl(log π, log ρ) from each turn: the KL penalty in the reward.
 
     With k1 the penalty's expectation is coef · KL(π‖ρ) over the turn's tokens, and the policy gradient of the reward is
-    that of KL(π‖ρ) (Ziegler et al., "Fine-Tuning Language Models from Human Preferences", arXiv 1909.08593). Keep k1
-    unless you have a reason: as a reward, k2 and k3 do not keep the policy near the reference.
+    the gradient of KL(π‖ρ) (Ziegler et al., "Fine-Tuning Language Models from Human Preferences", 1909.08593). Keep
+    k1 unless you have a reason: as a reward, k2 and k3 do not keep the policy near the reference.
 
     Both functions must score at the same temperature (`llm_envs.policies.inference.token_logps`). Do not use the
-    log-probabilities in the rows as π's: the sampler reports those of the distribution after top_p, top_k, min_p or a
+    log-probabilities in the rows as π's: the sampler reports them for the distribution after top_p, top_k, min_p or a
     repetition penalty.
 
     Args:

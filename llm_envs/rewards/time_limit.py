@@ -40,7 +40,7 @@ class _TooLate(BaseException):
 
 
 def limited(function: F, limit_s: float | None, what: str) -> F:
-    """Return a function whose calls, and those of its `score_batch`, may take `limit_s` seconds; None: any time.
+    """Return a function whose calls, and whose `score_batch`'s calls, may take `limit_s` seconds; None: any time.
 
     Args:
         function: Takes a trajectory, a group, several trajectories or messages. Anything else is returned unchanged.

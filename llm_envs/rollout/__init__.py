@@ -1,4 +1,4 @@
-"""Rollouts: which episodes are played, how one is played, and how many are played at once.
+"""Rollouts: which episodes are played, how one is played, and how many are played concurrently.
 
 Nothing here imports torch, transformers or datasets.
 """

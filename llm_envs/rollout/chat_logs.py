@@ -86,7 +86,7 @@ def from_messages(
         codec: Codec of the model to train. None converts only the messages, without tokens.
         tools: JSON Schemas of the tools, in OpenAI's form, or bare function schemas.
         env_id: Name in the trajectory.
-        reward: Reward of the whole conversation; None leaves it unscored.
+        reward: Reward of the conversation; None leaves it unscored.
         is_success: None: whether the reward is at least 1.
         context: How many messages at the start are context, including assistant messages; the template renders them.
         keep_thinking: False drops the thinking, for a model that does not think; so does a codec whose template closes
@@ -459,7 +459,7 @@ def _replay(
             ids = None if codec is None else codec.encode_reply(message.content)
         except ModelError as error:
             raise ModelError(f"messages[{log[place].index}]: {error}") from error
-        transcript.append_reply(message, ids, None)  # nobody sampled it here, so its log-probabilities are unknown
+        transcript.append_reply(message, ids, None)  # it was not sampled here, so its log-probabilities are unknown
         has_tokens = ids is not None
         turns.append(
             Turn(0.0, {}, transcript.row_index if has_tokens else -1, transcript.row.n_spans - 1 if has_tokens else -1)

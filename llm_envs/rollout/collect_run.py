@@ -235,7 +235,7 @@ class _EpisodeSaver:
             return
         self.n_failed, self._in_a_row = self.n_failed + 1, self._in_a_row + 1
         self.first_error = self.first_error or error
-        # The collector calls this as `on_trajectory`, where an exception ends the whole call.
+        # The collector calls this as `on_trajectory`, where an exception ends the call.
         if self._in_a_row >= self._most:
             raise RolloutFailedError(
                 f"{self._in_a_row} episodes in a row failed, the last in {error.where} with {error.kind}: "

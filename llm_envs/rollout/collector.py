@@ -7,14 +7,14 @@ Invariants, tested under random latency, failure and cancellation:
 2. `running + partials + accepted + dropped == submitted`, always; after a call, `running == 0`.
 3. When a call ends, even with an error, nothing is still running. With over-sampling, unfinished episodes wait at a
    closed gate, with their environments and tokens, until the next call or `close`.
-4. Episodes are admitted in the order of submission, at most `max_concurrency` at once. Groups are returned in that
-   order, members in member order. A group that the filter drops frees its slot at once.
+4. Episodes are admitted in the order of submission, at most `max_concurrency` concurrently. Groups are returned in that
+   order, members in member order. A group that the filter drops frees its slot immediately.
 5. No two groups of a call share an id; a source never repeats a group id across calls.
 6. With a deterministic policy, the same specs give the same trajectories at any concurrency, and the same groups pass
    the filter. Over-sampling is the exception: it takes the groups that finish first.
 7. The source's curriculum learns from every finished group of the source, dropped ones included, in the order of
    submission: at the end of a call of `collect`, or when a stream reaches the group. So the episodes that a call of
-   `collect` plays do not depend on its own results, and those of a stream depend only on how many groups may be open.
+   `collect` plays do not depend on its own results, and a stream's episodes depend only on how many groups may be open.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Collector:
             them as the chat template renders them, in a new row where that differs.
         context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
-        max_concurrency: Episodes at once, over all calls that run in one event loop; "auto": see `concurrency`.
+        max_concurrency: Concurrent episodes, over all calls that run in one event loop; "auto": see `concurrency`.
         workers: Number of worker processes for environments, each with one episode at a time. A worker that hangs
             longer than `limits.max_step_s` is killed and replaced; a crash fails only its episode. 0: no processes.
         env_servers: Addresses ("host:port") of `llm-envs serve-envs`, which have the workers; `workers=0`: all.
@@ -158,7 +158,7 @@ class Collector:
 
     @property
     def max_concurrency(self) -> int:
-        """Episodes at once; with "auto", now."""
+        """Concurrent episodes; with "auto", the current number."""
         return self._most if self._auto is None else self._auto.limit
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:

@@ -1,4 +1,4 @@
-"""How many episodes run at once: a fixed number, or "auto", which follows the throughput.
+"""How many episodes run concurrently: a fixed number, or "auto", which follows the throughput.
 
 `climb` decides, as a pure function from one measurement to the next limit. `AutoConcurrency` measures for a collector.
 """
@@ -19,7 +19,7 @@ __all__ = ["AUTO", "FIRST", "HIGHEST", "AutoConcurrency", "Climb", "Concurrency"
 
 AUTO: Literal["auto"] = "auto"
 FIRST = 16
-"""Episodes at once before anything is measured."""
+"""Concurrent episodes before anything is measured."""
 HIGHEST = 512
 _GAIN = 1.05
 _LEAST_S = 0.5
@@ -73,7 +73,7 @@ class Climb:
     """The state of the search for the best limit."""
 
     limit: int = FIRST
-    """Episodes at once now."""
+    """The current number of concurrent episodes."""
     base: int = FIRST
     """The best limit so far. Below `limit` while a higher one is tried."""
     base_rate: float = 0.0
@@ -90,7 +90,7 @@ def climb(state: Climb, rate: float, *, is_preempting: bool = False, highest: in
 
     The limit doubles as long as the throughput rises by 5% each time. After the first try without success, tries are
     smaller (half more) and rarer, each time after twice as many measurements. When the engine preempts turns
-    because its cache is full, a quarter of the episodes is given up at once.
+    because its cache is full, a quarter of the episodes is given up immediately.
 
     Args:
         state: Before.
@@ -145,7 +145,7 @@ class AutoConcurrency:
 
     @property
     def limit(self) -> int:
-        """Episodes at once."""
+        """Concurrent episodes."""
         return self.state.limit
 
     async def episode_ended(self, *, is_full: bool) -> None:

@@ -84,7 +84,7 @@ def calls_nothing(messages: Sequence[Message], reply: ParsedReply) -> bool:
 
 
 class ToolTracker:
-    """Counts tool calls turn by turn, for one conversation or for several at once."""
+    """Counts tool calls turn by turn, for one conversation or for several."""
 
     def __init__(self) -> None:
         self._told: list[tuple[int, tuple[ToolResult, ...]]] = []
@@ -391,7 +391,7 @@ async def aconverse(
     finally:
         env.cancel()  # first: the conversation's thread may be waiting for a coroutine in this loop
         await env.wait_closed()  # the next conversation may use the same toolsets
-    # Every assistant message has a turn, including those of the conversation so far.
+    # Every assistant message has a turn, including the messages so far.
     trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
     return await score_trajectory(trajectory, reward_fn, success_at)
 
@@ -408,7 +408,7 @@ async def aconverse_batch(
     Args:
         policy: As for `aconverse`.
         conversations: The `messages` of each.
-        max_concurrency: How many run at once.
+        max_concurrency: How many run concurrently.
         settings: The other keyword arguments of `aconverse`. A toolset belongs to one conversation: give functions, or
             an executor.
     """

@@ -71,7 +71,7 @@ def policy_kind(
                 f"{type(policy).__name__} reads the environment and no messages, so it cannot be asked for a summary: "
                 "take a token or chat policy, or leave out context_fn."
             )
-    # Not `isinstance`: on Python 3.11 a runtime protocol takes 25 µs to check, a fifth of a whole scripted episode.
+    # Not `isinstance`: on Python 3.11 a runtime protocol takes 25 µs to check, a fifth of a scripted episode.
     if hasattr(policy, "sample"):
         if codec is None:
             raise InvalidConfigError(f"{type(policy).__name__} takes token ids: pass codec=ChatCodec(tokenizer).")
@@ -414,7 +414,7 @@ class _Episode:
         self.env_s += seconds
 
     def _add_turn(self, reply: SampledTurn, *, has_span: bool = True, **fields: Any) -> None:
-        """Add the turn of the reply that was appended last; `fields` are those of `Turn` that it does not know."""
+        """Add the turn of the reply that was appended last; `fields` are the fields of `Turn` that it does not know."""
         has_span = has_span and reply.ids is not None
         turn = Turn(
             row=self.transcript.row_index if has_span else -1,

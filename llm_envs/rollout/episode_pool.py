@@ -1,6 +1,6 @@
 """A pool of asyncio tasks that play the tracker's episodes: each takes the next episode when its last one ends.
 
-1. At most `width` episodes run at once. One runner takes an episode, plays it and returns it.
+1. At most `width` episodes run concurrently. One runner takes an episode, plays it and returns it.
 2. If a runner raises, `next_group` raises the same error and no further episode begins.
 3. After `stop`, no task of the pool is left.
 """
@@ -29,7 +29,7 @@ class EpisodePool:
         tracker: Hands out the episodes.
         play: Plays one episode.
         slots: Each running episode holds one.
-        width: The highest number of episodes at once.
+        width: The highest number of concurrent episodes.
         version: The present version of the weights, if the policy has one.
         fail_fast: Whether no further member of a group begins once one could not be scored.
     """
@@ -55,12 +55,12 @@ class EpisodePool:
 
     @property
     def n_waiting(self) -> int:
-        """Number of finished groups that nobody has taken."""
+        """Number of finished groups that have not been taken."""
         return len(self._finished)
 
     def admit(self, n_groups: int, group_size: int) -> None:
         """Allow `n_groups` more groups, each of about `group_size` members."""
-        # `GroupTracker.n_open` counts admitted groups at once, so the caller can admit before any task has run. The
+        # `GroupTracker.n_open` counts admitted groups immediately, so the caller can admit before any task has run. The
         # group size only estimates the number of tasks: a runner plays one episode after the other.
         if n_groups < 1:
             return
@@ -94,9 +94,9 @@ class EpisodePool:
         await asyncio.gather(*runners, return_exceptions=True)
 
     async def _run_episodes(self) -> None:
-        # Each runner pulls its next episode itself, so that no slot idles until a whole batch is finished. A runner
+        # Each runner pulls its next episode itself, so that no slot idles until a batch is finished. A runner
         # without work waits here: groups that are admitted later, such as replacements, wake it. It takes an episode
-        # only when it has a slot, so that the episode begins at once, under the version of the weights that it notes.
+        # only when it has a slot, so that the episode begins immediately, under the weights' version that it notes.
         while self._failure is None:
             async with self._slots:
                 ticket = self.tracker.next_episode(self._version())

@@ -98,7 +98,7 @@ def branch(
 ) -> TrajectoryGroup:
     """Play a stored episode again from a turn on, `n` times: the same turns before it, and new ones from there.
 
-    The prompts before `turn` are those of the stored row, so an engine with a prefix cache computes them once. In the
+    The prompts before `turn` are the stored row's, so an engine with a prefix cache computes them once. In the
     new rows the stored turns are context: their mask is False, and their turns have no row. Their rewards count.
 
     Args:
@@ -129,7 +129,7 @@ def branch_each(
     env: EnvFactory | None = None,
     **collector: Any,
 ) -> list[TrajectoryGroup]:
-    """Branch from several turns of an episode, all at once; return the group of each turn. See `branch`."""
+    """Branch from several turns of an episode, all concurrently; return the group of each turn. See `branch`."""
     kind = policy_kind(policy, collector.get("codec"))
     for turn in turns:
         check_fork(trajectory, turn, kind)

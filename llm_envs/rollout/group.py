@@ -70,6 +70,6 @@ async def _played(spec: EpisodeSpec, play: Play) -> Trajectory:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled this task: a request inside the policy was cancelled and the exception leaked out. Treat it
+        # This task was not cancelled: a request inside the policy was cancelled and the exception leaked out. Treat it
         # as a failure.
         return errored_trajectory(spec, error, "policy")

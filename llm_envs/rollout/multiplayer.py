@@ -1,10 +1,10 @@
 """Games of several seats: each seat's play is an episode, with its own rows, rewards and group.
 
-1. The seats of a game are played at once, each by `play_episode`; the turn passes between them.
+1. The seats of a game are played concurrently, each by `play_episode`; the turn passes between them.
 2. Consecutive groups of a source are the seats of the same games: member m of each plays game m. With one policy in
    all seats a game is played once, for whichever of its episodes comes first, and the others take theirs from it. An
    episode whose game has gone plays it again.
-3. If one seat's episode fails, those of all seats fail. If a limit ends one, all are truncated.
+3. If one seat's episode fails, the episodes of all seats fail. If a limit ends one, all are truncated.
 4. Games depend only on (run seed, environment, its arguments and seed, member, version of the weights).
 5. When the last waiting episode of a game is cancelled, the game is cancelled too.
 """
@@ -105,7 +105,7 @@ class MultiplayerEnv:
     ) -> Trajectory:
         """Play the episode of `spec.seat`, by a game of all seats or from one that is played already.
 
-        The arguments are those of `rollout.play_episode`.
+        The arguments are the same as for `rollout.play_episode`.
         """
         self.check_play(policy, codec, context_fn, workers)
         settings: dict[str, Any] = {
@@ -121,7 +121,7 @@ class MultiplayerEnv:
     async def _play_once(
         self, spec: EpisodeSpec, policy: Policy, codec: Codec | None, settings: dict[str, Any]
     ) -> list[Trajectory]:
-        """Return the episodes of all seats of a game; with an opponent, only that of the spec's seat can be trained."""
+        """Return the episodes of all seats of a game; with an opponent, only the spec's seat can be trained."""
         version = weight_version_of(policy)
         problem = json.dumps([dict(spec.env_kwargs), spec.options], sort_keys=True, default=dict)
         key = (spec.seed, spec.member, version or 0, problem, settings["run_seed"])

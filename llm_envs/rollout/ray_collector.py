@@ -74,7 +74,7 @@ class RayCollector(Collector):
         actor_options: Ray's options of an actor, such as `{"num_gpus": 1}`; by default it has one processor.
         labels: Environment id -> labels that a node must have to play it, such as `{"llm/Search-v0": {"disk": "ssd"}}`
             (Ray's `label_selector`).
-        max_concurrency: Episodes at once on each actor.
+        max_concurrency: Concurrent episodes on each actor.
         workers: As for `Collector`, for each actor.
         env_servers: As for `Collector`, for each actor.
         **collector: Other arguments of `Collector`.
@@ -316,7 +316,7 @@ class _Crew:
         for future in (self._named, named, *(future for future, _ in self._waiting)):
             if future is not None and not future.done():
                 future.set_exception(error)
-                future.exception()  # it may be that nobody asks
+                future.exception()  # perhaps nothing asks for it
         self._named = named
         for seat in self._seats:
             seat.lose(error)
@@ -452,7 +452,7 @@ class _Actor:
             self._tasks[number] = asyncio.create_task(self._play(number, spec))
 
     async def cancel(self, number: int) -> None:
-        """End an episode that nobody wants any more."""
+        """End an episode that is no longer wanted."""
         if number in self._tasks:
             self._tasks[number].cancel()
 

@@ -85,7 +85,7 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # A daemon: the process can end with an error although nobody has called `close`.
+        # A daemon: the process can end with an error before `close` is called.
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm-envs-background", daemon=True)
         self._thread.start()
 

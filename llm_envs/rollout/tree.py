@@ -1,4 +1,4 @@
-"""Groups that are trees: some members begin anew, the others continue from turns of these.
+"""Groups that are trees: some members start fresh, the others continue from turns of these.
 
 `grow` adds the branches to groups that are played; a function `(roots, n) -> n pairs (root, turn)` chooses where.
 Methods differ in the turns, and in whether branches are trained: VinePPO (arXiv 2410.01679) branches at every turn, for
@@ -29,7 +29,7 @@ Play = Callable[[Sequence[Sequence[EpisodeSpec]]], Sequence[TrajectoryGroup]]
 
 
 def n_roots(share: float, group_size: int) -> int:
-    """Return how many members of a group begin anew if this share of them are branches: at least two.
+    """Return how many members of a group start fresh if this share of them are branches: at least two.
 
     With one root, its first turn would have no other episode to be compared with, and a filter of groups, which sees
     only roots, no spread.
@@ -40,7 +40,7 @@ def n_roots(share: float, group_size: int) -> int:
     n = max(2, group_size - round(share * group_size)) if share else group_size
     if share and n >= group_size:
         raise InvalidConfigError(
-            f"branches={share} of a group of {group_size} episodes gives no branch, because two at least begin anew: "
+            f"branches={share} of a group of {group_size} episodes gives no branch, because at least two start fresh: "
             "take larger groups or a greater share, or set branches=0."
         )
     return n
@@ -49,10 +49,10 @@ def n_roots(share: float, group_size: int) -> int:
 def grow(
     groups: Sequence[TrajectoryGroup], group_size: int, play: Play, turns_fn: TurnsFn | str = "every_turn"
 ) -> list[TrajectoryGroup]:
-    """Add branches to groups, so that each has `group_size` members; all branches are played at once.
+    """Add branches to groups, so that each has `group_size` members; all branches are played concurrently.
 
     The branches of a group get the member indices after its roots. A root that failed has no branches; in a group
-    without any other, the missing members begin anew.
+    without any other, the missing members start fresh.
 
     Args:
         groups: The groups of roots.
@@ -92,7 +92,7 @@ def _missing(group: TrajectoryGroup, group_size: int, turns_fn: TurnsFn) -> list
 
 
 def is_root(trajectory: Trajectory) -> bool:
-    """Return whether an episode began anew. As a `trajectory_filter`, it leaves branches out of the loss."""
+    """Return whether an episode started fresh. As a `trajectory_filter`, it leaves branches out of the loss."""
     return "fork" not in trajectory.metadata
 
 

@@ -244,7 +244,7 @@ def join_pieces(
     # If a piece lacks its masks, the others cannot be aligned with the joined ids.
     kept = KeptTokens.join(parts) if sum(map(len, parts)) == len(ids) and parts else None
     reason, n_seen = last.finish_reason, len(pieces[0].token_ids)
-    # Decode the whole turn first: the search below decodes once per token, and is rarely needed.
+    # Decode the full turn first: the search below decodes once per token, and is rarely needed.
     if stop_strings and any(stop in decode(ids) for stop in stop_strings):
         for n_tokens in range(n_seen + 1, len(ids) + 1):  # the policy itself checked the first piece
             text = decode(ids[:n_tokens])

@@ -157,7 +157,7 @@ async def aconversation_turn(
 def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *, codec: ChatCodec) -> IdArray:
     """Return the prompt of the turn after `turn`, with the sampled tokens exactly as they were sampled.
 
-    (A template that renders the whole conversation again would encode the assistant's text again, perhaps as other
+    (A template that renders the conversation again would encode the assistant's text again, perhaps as other
     tokens.)
 
     Args:

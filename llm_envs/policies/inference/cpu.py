@@ -61,7 +61,7 @@ def skips_compilation(settings: Iterable[str]) -> bool:
             return False
     _tell_once(
         "vLLM starts on this CPU without compiling the model, which would take up to minutes; for a long run "
-        "enforce_eager=False (--no-enforce-eager for servers) may pay off."
+        "enforce_eager=False (--no-enforce-eager for servers) may be worth it."
     )
     return True
 

@@ -42,7 +42,7 @@ _COLUMNS = ("input_ids", "attention_mask", "position_ids")
 def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:
     """Return token ids as an array, checked: one axis, each an id of the model's vocabulary.
 
-    (An id outside the vocabulary makes the CUDA context of the whole process unusable.)
+    (An id outside the vocabulary makes the process's CUDA context unusable.)
 
     Args:
         model: The model that gets the ids.
@@ -97,7 +97,7 @@ class PaddedBatch:
     def forward(self, model: PreTrainedModel) -> torch.Tensor:
         """Return the next token's logits in float32, shape (B, V), and keep the keys and values.
 
-        Without a key-value cache (a purely recurrent model) it reads the whole sequence again each time.
+        Without a key-value cache (a purely recurrent model) it reads the full sequence again each time.
         """
         new = slice(None) if self._cache is None else slice(-1, None)
         return self._forward(model, self.input_ids[:, new], self.attention_mask, self.position_ids[:, new])

@@ -3,7 +3,7 @@
 A `RunningBatch` has one row per turn. Turns join it between two steps, with the key-value cache of their prompts, and
 leave it when they end; so a new turn never waits for the longest of the others.
 
-(transformers' own continuous batching, `generate_batch`, draws all rows from one generator of the whole process, so a
+(transformers' own continuous batching, `generate_batch`, draws all rows from the process's one generator, so a
 turn's tokens would depend on the turns beside it. It is not used on any device.)
 """
 
@@ -136,12 +136,12 @@ def batch_generate(
         weight_version: Recorded in the results.
         detokenize: Ids to text; required if `params.stop_strings` is not empty.
         is_aborted: Called once per step for each running row; the row stops if it returns true.
-        micro_batch_size: Most rows sampled at once; None takes all. When one ends, the next joins. The result does not
+        micro_batch_size: Most rows sampled together; None takes all. When one ends, the next joins. The result does not
             depend on it.
 
     Returns:
-        B results in the order of `prompts`. Log-probabilities are those of the distribution that was drawn from; at
-        temperature 0 (greedy) those of the model's own distribution. If a prompt leaves no room for a token, its result
+        B results in the order of `prompts`. Log-probabilities are from the distribution that was drawn from; at
+        temperature 0 (greedy) from the model's own distribution. If a prompt leaves no room for a token, its result
         has no tokens and the reason `FinishReason.CONTEXT_FULL`; the other prompts are sampled.
 
     Raises:
@@ -280,7 +280,7 @@ class RunningBatch:
 
     Args:
         model: A causal language model in eval mode.
-        max_rows: Most turns at once.
+        max_rows: Most concurrent turns.
         prefixes: Known beginnings of prompts, which are not read again. Turns that have ended are added to it.
     """
 

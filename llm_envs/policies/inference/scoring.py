@@ -1,4 +1,4 @@
-"""Score given tokens: their log-probabilities, or the whole distributions they were drawn from.
+"""Score given tokens: their log-probabilities, or the full distributions they were drawn from.
 
 The scores of a sequence do not depend on the rest of its batch (up to rounding in the model's kernels). There is one
 exception: the rotary embedding of some models depends on the longest sequence of a batch (`rope_type` "longrope", as in
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["filter_shifts", "token_logits", "token_logps"]
 
 _PER_PASS = 64
-"""Tokens whose distributions are filtered at once: 40 MB at a vocabulary of 150,000."""
+"""Tokens whose distributions are filtered in one step: 40 MB at a vocabulary of 150,000."""
 
 
 @torch.no_grad()
@@ -130,7 +130,7 @@ def filter_shifts(model: Any, ids: IdArray, places: Sequence[int], params: Sampl
     """Return how much sampling filters raise the log-probabilities of tokens of one sequence.
 
     With `top_p`, `top_k` and `min_p` that is `-log Z`, where Z is the probability of all kept tokens. Subtracting it
-    from a sampler's log-probability gives the policy's own at the same temperature, over the whole vocabulary.
+    from a sampler's log-probability gives the policy's own at the same temperature, over the full vocabulary.
 
     Args:
         model: A causal language model, or an object with the same call.

@@ -62,7 +62,7 @@ def read_tensors(folder: str | Path, names: Iterable[str]) -> list[tuple[str, An
 
 
 def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
-    """Return the dtype in which to send a tensor: that of its place in the served checkpoint if the server has it too.
+    """Return the dtype in which to send a tensor: the dtype in the served checkpoint if the server has it too.
 
     Args:
         stored: From `tensor_dtypes`; None if unknown.
@@ -112,7 +112,7 @@ def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
     complaints += [f"{name} has shape {given[name]}, the model's is {expected[name]}" for name in differing[:3]]
     if complaints:
         raise ModelError(
-            f"the weights in {where} are not those of the served model: {'; '.join(complaints)}. Nothing was changed. "
+            f"the weights in {where} differ from the served model's: {'; '.join(complaints)}. Nothing was changed. "
             "Merge adapters first, and start the servers on the model that is trained."
         )
 

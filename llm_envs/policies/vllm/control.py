@@ -42,15 +42,15 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 CHANGING = " (changing)"
-"""After the tag of weights while a server loads them: nobody takes such a server for one that has them."""
+"""After the tag of weights while a server loads them, so that it does not count as having them."""
 WholeFn = Callable[[ServedCheckpoint], ServedCheckpoint | None]
-"""Weights with deltas -> the same as a whole checkpoint, or None if they are not at hand."""
+"""Weights with deltas -> the same as a full checkpoint, or None if they are not at hand."""
 
 # Time to load a large checkpoint from a slow disk. After that the server counts as dead.
 _LOAD_S = 1800.0
 # Until another process sends weights or brings a restarted server up to date, which it looks for more often.
 _WAIT_S, _WAIT_POLL_S = 60.0, 0.1
-# The first `/server_info` is slow, because the server examines the whole machine.
+# The first `/server_info` is slow, because the server examines the machine.
 _ASK_S = 120.0
 # Above this, a log-probability means certainty. With top_k=1 it must be that high if filters are included.
 _CERTAIN = -1e-4
@@ -148,7 +148,7 @@ class ServerControl(Protocol):
         Args:
             facts: The server's facts.
             checkpoint: The weights.
-            whole_fn: Writes the same weights as a whole checkpoint, for a server that cannot apply its deltas.
+            whole_fn: Writes the same weights as a full checkpoint, for a server that cannot apply its deltas.
         """
         ...
 
@@ -280,7 +280,7 @@ class VLLMControl(_Asker):
                 self._ask_twice(f"{facts.url}/health")  # a server that is down needs no other file
                 if not checkpoint.deltas or (whole := whole_fn(checkpoint)) is None:
                     raise
-                _LOG.warning("%s refused a delta and gets the whole weights. %s", facts.url, error)
+                _LOG.warning("%s refused a delta and gets the full weights. %s", facts.url, error)
                 checkpoint = whole
                 self._load(facts, checkpoint)
         return checkpoint
@@ -421,7 +421,7 @@ def check_facts(
         mode = "raw_logprobs, or another"
     if mode not in (None, "processed_logprobs"):
         raise ModelError(
-            f"{facts.url} has the logprobs mode {mode}: its log-probabilities are not those of the distribution "
+            f"{facts.url} has the logprobs mode {mode}: its log-probabilities are not from the distribution "
             f"that it samples from. Start it as: {command}"
         )
     if server_ids is not None and list(server_ids) != list(our_ids):

@@ -87,7 +87,7 @@ def apply_delta(weights: Tensors, data: bytes) -> None:
 
 
 def _pack(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Compress integers whose upper bytes are nearly all alike: those of gaps, and of small changes."""
+    """Compress integers whose upper bytes are nearly all alike, such as gaps and small changes."""
     planes = values.view(np.uint8).reshape(len(values), -1).T
     return np.frombuffer(zlib.compress(planes.tobytes(), 1), np.uint8).copy()
 

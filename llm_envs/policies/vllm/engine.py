@@ -74,7 +74,7 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
     gc.collect()  # ends unused engines now; in the middle of another engine's start, it would end that one too
     settings: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": -1,  # no limit: `token_logps` at a temperature asks for the whole vocabulary
+        "max_logprobs": -1,  # no limit: `token_logps` at a temperature asks for the full vocabulary
         "seed": seed,
         "disable_log_stats": True,
     } | engine_args
@@ -144,7 +144,7 @@ class VLLMEnginePolicy:
         self.max_model_len: int = config.max_model_len
         if config.logprobs_mode != "processed_logprobs":
             raise ModelError(
-                f"the engine's logprobs_mode is {config.logprobs_mode!r}: its log-probabilities are not those of the "
+                f"the engine's logprobs_mode is {config.logprobs_mode!r}: its log-probabilities are not from the "
                 "distribution it samples from. Start it with logprobs_mode='processed_logprobs'."
             )
         self._ids = count()
@@ -202,7 +202,7 @@ class VLLMEnginePolicy:
         """Score given tokens: the log-probability of each under the engine's weights, given those before it.
 
         The same numbers as `inference.token_logps`, up to rounding. The engine scores given tokens only at temperature
-        1. For another temperature it returns the whole distribution at every token, which is rescaled here. That is
+        1. For another temperature it returns the full distribution at every token, which is rescaled here. That is
         slow with a large vocabulary (some seconds for 1,000 tokens and a vocabulary of 150,000), and needs an engine
         with `max_logprobs=-1`, such as from `load_engine`.
 
@@ -210,7 +210,7 @@ class VLLMEnginePolicy:
             sequences: B arrays of token ids, each of shape (T_b,), T_b below the context: the engine requires room for
                 one more token.
             temperature: Divides the logits first; 1 is the model's own distribution, and so is 0.
-            micro_batch_size: Sequences in the engine at once.
+            micro_batch_size: Concurrent sequences in the engine.
 
         Returns:
             B arrays of shape (T_b,). The first token, which has no predecessor, gets 0.

@@ -95,7 +95,7 @@ def to_logps(
 ) -> npt.NDArray[np.float32]:
     """Return the log-probabilities of a request's prompt tokens, shape (T,).
 
-    Each position has the given token first, followed by all tokens if the whole vocabulary was requested.
+    Each position has the given token first, followed by all tokens if the full vocabulary was requested.
     """
     found: Any = request.prompt_logprobs
     if found is None or len(found) != len(ids):

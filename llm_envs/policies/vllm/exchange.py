@@ -1,4 +1,4 @@
-"""New weights for servers: whole checkpoints in files, what has changed since, or copies in memory.
+"""New weights for servers: full checkpoints in files, what has changed since, or copies in memory.
 
 Files appear under their names only when they are complete. A checkpoint stays until all servers have had the chance to
 load the next one, because a server that comes back still has to load it.
@@ -24,20 +24,20 @@ __all__ = ["Exchange", "ServedCheckpoint", "new_tag", "version_of"]
 
 _PREFIX = "llm-envs-weights-"
 _MOST_IN_DELTAS = 0.5
-"""Deltas may have this share of the whole's bytes, all together; a restarted server loads the whole and all of them."""
+"""All deltas may have this share of a checkpoint's bytes; a restarted server loads the checkpoint and all of them."""
 
 CheckFn = Callable[[Shapes], None]
 
 
 @dataclass(frozen=True)
 class ServedCheckpoint:
-    """Weights that servers have: a whole checkpoint, and the changes since."""
+    """Weights that servers have: a full checkpoint, and the changes since."""
 
     path: Path | None
     """None: in no file, but in the memory of the process that sends them."""
     version: int
     whole_tag: str
-    """By which the servers know the whole checkpoint."""
+    """The servers' name for the full checkpoint."""
     deltas: tuple[Delta, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class Exchange:
         sparse_allowed: bool,
         check_fn: CheckFn,
     ) -> ServedCheckpoint:
-        """Write weights: a delta to the present ones if that is possible and small, else a whole checkpoint.
+        """Write weights: a delta to the present ones if that is possible and small, else a full checkpoint.
 
         Args:
             named_parameters: Pairs of name and tensor.
@@ -127,7 +127,7 @@ class Exchange:
         return self._sent[1] if self._sent is not None and self._sent[0] == checkpoint.tag else None
 
     def write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
-        """Write the same weights as a whole checkpoint; None if this process does not have them."""
+        """Write the same weights as a full checkpoint; None if this process does not have them."""
         if (tensors := self.tensors(checkpoint)) is None:
             return None
         return self._write_whole(tensors.items(), checkpoint.version, checkpoint.tag)

@@ -39,7 +39,7 @@ class TurnRequest:
     """The remaining budget, within the context."""
     seed: int
     stop_ids: Sequence[int]
-    """Ids that end a turn of this model; those of `params` are added."""
+    """Ids that end a turn of this model, together with the ids in `params`."""
 
     def common(self) -> dict[str, Any]:
         """Return the parameters with the same names on both servers."""
@@ -87,7 +87,7 @@ class VLLMFormat:
             "top_k": params.top_k,
             "min_p": params.min_p,
             "seed": turn.seed & _SEED_MASK,
-            "logprobs": 0,  # only that of the sampled token
+            "logprobs": 0,  # only the sampled token's
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # texts could lose information, and take time to look up
         }

@@ -41,7 +41,7 @@ def register_gloo() -> None:
 
 @dataclass
 class GlooInitInfo(NCCLTrainerInitInfo):
-    """The sender's settings: those of NCCL."""
+    """The sender's settings, as for NCCL."""
 
     backend: ClassVar[str] = "gloo"
 

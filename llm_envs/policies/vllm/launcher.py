@@ -4,7 +4,7 @@ Invariants:
 1. One thread starts, restarts and ends all processes of a group; no other thread touches them.
 2. Each server is a separate process group. Leaving the block ends all of them. On Linux they also end with this
    process, even if it is killed.
-3. If a server does not become ready, the whole start fails with that server's last error. A server that dies later is
+3. If a server does not become ready, the start fails with that server's last error. A server that dies later is
    started again on the same port, a limited number of times.
 """
 

@@ -35,7 +35,7 @@ class Agreed(IntEnum):
 
 
 class Lockstep:
-    """A vLLM engine whose steps are those of a group.
+    """A vLLM engine that steps together with its group.
 
     `agree` and `step` are collectives: all processes of the group call them, in the same order.
 
@@ -73,7 +73,7 @@ class Lockstep:
 
         Args:
             is_busy: Whether this process has turns. One is enough for a step.
-            has_update: Whether its weights are to be changed. They are when those of all are.
+            has_update: Whether its weights are to be changed. All engines change theirs together.
             is_closed: Whether it asks for nothing more. The engines end when all are closed.
         """
         states = self._exchange((is_busy, has_update, is_closed))

@@ -32,7 +32,7 @@ _ANSWER_S = 1800.0
 class TokenScorer:
     """A vLLM server that scores given token ids.
 
-    Any `vllm serve MODEL` will do: it needs no options, and its log-probabilities of a prompt are those of the model
+    Any `vllm serve MODEL` will do: it needs no options, and its log-probabilities of a prompt are the model's
     at temperature 1, whatever its `--logprobs-mode`.
 
     Args:

@@ -177,7 +177,7 @@ class VLLMServerPolicy:
             version: Version of the weights.
 
         Raises:
-            ModelError: If names or shapes are not those of the served model, or a server cannot change its weights. No
+            ModelError: If names or shapes differ from the served model's, or a server cannot change its weights. No
                 server was changed then.
             BridgeError: If no server could be reached.
         """
@@ -220,7 +220,7 @@ class VLLMServerPolicy:
             self._transfer.send(self._endpoints, checkpoint, tensors, self._check_owner)
         errors = self._side_by_side(self._load_checkpoint)
         if self._checkpoint is not checkpoint and self._checkpoint is not None:
-            self._take(self._checkpoint)  # a server that refused a delta has a whole checkpoint now
+            self._take(self._checkpoint)  # a server that refused a delta has a full checkpoint now
         self._exchange.keep_only(self._checkpoint)
         if len(errors) == len(self._endpoints):
             raise BridgeError(f"no server loaded the weights of version {checkpoint.version}: {errors[0]}")
@@ -492,7 +492,7 @@ class VLLMServerPolicy:
         if self._needs_folder and self._exchange.tensors(checkpoint) is not None:
             raise RetryableError(
                 f"a server without the weights of version {checkpoint.version} gets the next ones. "
-                "With an exchange_dir (vllm_exchange_dir in a trainer) that it can read, it gets a file at once."
+                "With an exchange_dir (vllm_exchange_dir in a trainer) that it can read, it gets a file immediately."
             )
         with self._whole_lock:
             now = self._checkpoint

@@ -1,12 +1,12 @@
 """vLLM's own weight transfer: weights go through a process group of this process and the workers of all servers.
 
-With NCCL both ends are vLLM's classes; with gloo, for CPUs, they are those of `gloo.py`. All else is the same.
+With NCCL both ends are vLLM's classes; with gloo, for CPUs, they are in `gloo.py`. All else is the same.
 
 Invariants:
 1. A group has the servers that it was made with. If one is restarted, joins or leaves, the next transfer makes another.
 2. A transfer that fails leaves no group, and no server in the middle of an update. The caller sends these weights
    otherwise.
-3. Nobody waits for a server that is lost: a collective call may hang, and runs in a thread that can be left behind.
+3. No caller waits for a lost server: a collective call may hang, and runs in a thread that can be left behind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GROUP_TRANSPORTS = ("nccl", "gloo")
 TRANSPORTS = ("whole", "delta", *GROUP_TRANSPORTS)
 """How new weights reach servers."""
 MOST_WHOLE = 16
-"""Servers for whole weights. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
+"""Servers for full checkpoints. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
 (docs/results/scale.md)."""
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def transfer_args(transport: str) -> list[str]:
 
 
 def warn_of_whole(transport: str, n_servers: int) -> None:
-    """Warn if whole weights go to so many servers that reading them holds a training up."""
+    """Warn if full checkpoints go to so many servers that reading them holds a training up."""
     if transport == "whole" and n_servers > MOST_WHOLE:
         warnings.warn(
             f"after each step {n_servers} servers read all weights, and the trainer waits. Set vllm_transport='delta', "
@@ -151,7 +151,7 @@ class WeightTransfer:
         tensors: Mapping[str, Any],
         check_fn: Callable[[ServerState, ServerFacts], None],
     ) -> None:
-        """Send weights to all servers at once. Never raises: a server without their tag did not get them.
+        """Send weights to all servers in parallel. Never raises: a server without their tag did not get them.
 
         Args:
             endpoints: The servers.
@@ -265,7 +265,7 @@ class _Requests:
         return sum(self._n_workers)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Make the workers join; each server's ranks follow those of the servers before it."""
+        """Make the workers join; each server's ranks follow the previous server's."""
         ranks = [init_info["rank_offset"] + sum(self._n_workers[:place]) for place in range(len(self.urls))]
         self._all("init_weight_transfer_engine", [{"init_info": init_info | {"rank_offset": rank}} for rank in ranks])
 

@@ -41,7 +41,7 @@ class WorkerExtension:
         """Have the weights of a checkpoint and of its deltas; nothing is done if this worker has them.
 
         Args:
-            folder: The whole checkpoint.
+            folder: The full checkpoint.
             whole_tag: Its tag.
             deltas: In order, each with the `tag` of its version, its `sha256`, and its file's `path` or, in base64, its
                 `data`. One that the worker has applied needs neither.

@@ -225,7 +225,7 @@ def test_a_server_in_another_mode(tmp_path: Path, folder: Path, capsys: pytest.C
     with fake_server(serving(folder, logprobs_mode="raw_logprobs")) as server:
         assert collect(CALCULATOR, "-n", "2", "--out", tmp_path / "run", "--model", folder, "--url", server.url) == 1
     error = one_line(capsys)
-    assert "has the logprobs mode raw_logprobs: its log-probabilities are not those of the distribution" in error
+    assert "has the logprobs mode raw_logprobs" in error
     assert f"vllm serve {folder} --logprobs-mode processed_logprobs" in error
     assert not (tmp_path / "run").exists()
 

@@ -167,7 +167,7 @@ class TestRefused:
 
     def test_what_is_no_shard(self, parts: Path, tmp_path: Path) -> None:
         collect(tmp_path / "whole")
-        with pytest.raises(StoreError, match="is a whole run"):
+        with pytest.raises(StoreError, match="is a complete run"):
             merge_runs([tmp_path / "whole"], tmp_path / "merged")
         (tmp_path / "empty").mkdir()
         with pytest.raises(StoreError, match="has no shard"):
