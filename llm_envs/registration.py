@@ -1,4 +1,4 @@
-"""The registry of all tasks, ours and those of other packages.
+"""The registry of all tasks, ours and other packages'.
 
 Tasks come from the entry-point group `llm_envs.tasks` of any installed distribution:
 
@@ -118,7 +118,7 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
     """Return the group's entry points of all distributions, skipping unreadable ones with a warning."""
     try:
         return list(entry_points(group=group))
-    except Exception:  # one broken file stops the whole search, so read each distribution separately
+    except Exception:  # one broken file stops the search, so read each distribution separately
         return _entry_points_one_by_one(group)
 
 

@@ -43,7 +43,7 @@ REAL_MODEL_FOLDER = Path("build/smollm2-135m")
 def real_model() -> str:
     """Return the folder of a pretrained model for a test; skip the test if it is missing.
 
-    The folder is that of the environment variable `LLM_ENVS_REAL_MODEL`, by default `REAL_MODEL_FOLDER`. With
+    The folder is named by the environment variable `LLM_ENVS_REAL_MODEL`, by default `REAL_MODEL_FOLDER`. With
     `LLM_ENVS_REQUIRE_REAL_MODEL=1` the test then fails.
     """
     import pytest

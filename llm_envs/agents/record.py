@@ -340,7 +340,7 @@ def _is_reply(turn: RecordedTurn, entry: LogEntry) -> bool:
 
 
 def _first_difference(turn: RecordedTurn, entries: Sequence[LogEntry], keys: Sequence[Key]) -> tuple[int, str]:
-    """Return how many messages of a request are those of a turn's conversation, and what the next one is."""
+    """Return how many messages of a request belong to a turn's conversation, and what the next one is."""
     place = 0
     for step in turn.path:
         for key in step.keys:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions as data: a request is read and checked, and an answer is written, whole or as a stream.
+"""OpenAI's chat completions as data: a request is read and checked, and an answer is written, complete or as a stream.
 
 | in a request | here |
 |---|---|
@@ -103,7 +103,7 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     model: str = "policy"
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Those of temperature, top_p, top_k, min_p and repetition_penalty that it names."""
+    """The settings among temperature, top_p, top_k, min_p and repetition_penalty that it names."""
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n: int = 1

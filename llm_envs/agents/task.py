@@ -203,7 +203,7 @@ class EnvTask:
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the result of one tool call of the policy, for a framework that runs the tools itself.
 
-        The first call of a reply gives the environment the whole reply. If that ends the episode, the next request is
+        The first call of a reply gives the environment the full reply. If that ends the episode, the next request is
         refused, which ends the framework's loop.
 
         Args:

@@ -6,7 +6,7 @@ never encoded again.
 
 1. The text between two turns is determined once for each shape of messages (their roles and names), by rendering a
    placeholder conversation of that shape. So the cost of a turn depends on its new tokens, not on the history.
-2. Environment text never becomes a special token. The encoded special tokens are compared with those of the same
+2. Environment text never becomes a special token. The encoded special tokens are compared with the ones of the same
    conversation with placeholder texts; if they differ, the texts are encoded as plain text.
 3. A turn without the template's closing token is closed before anything follows.
 4. Recent first prompts are cached, because all members of a group have the same one.
@@ -118,13 +118,13 @@ class ChatCodec:
             self._prompts[key] = ids
             while len(self._prompts) > _MAX_PROMPTS:
                 self._prompts.pop(next(iter(self._prompts)), None)
-        return ids.copy()  # the caller may change its array, and the cached one serves the whole group
+        return ids.copy()  # the caller may change its array, and the cached one serves all of the group
 
     def encode_anew(self, messages: Sequence[Message], tools: Sequence[Schema], row_ids: IdArray) -> IdArray | None:
         """Encode a conversation from its start, unless a row already has the same text and can be continued.
 
         Args:
-            messages: The whole conversation, as for `encode_prompt`.
+            messages: The full conversation, as for `encode_prompt`.
             tools: JSON Schemas of the tools.
             row_ids: The row so far, including the tokens that would be appended to it, shape (T,).
 

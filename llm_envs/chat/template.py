@@ -143,7 +143,7 @@ class ChatTemplate:
     def generation_prompt(self) -> str:
         """The text with which the template begins an assistant's turn."""
         user = [Message("user", _WORD)]
-        # Some templates write an end-of-sequence token if nothing follows, so compare whole tokens.
+        # Some templates write an end-of-sequence token if nothing follows, so compare full tokens.
         cut = any_of(token.content for token in self.tokenizer.added_tokens_decoder.values()).split
         with_prompt, without = cut(self.render(user)), cut(self.render(user, generation_prompt=False))
         n_common = common_length(with_prompt, without)

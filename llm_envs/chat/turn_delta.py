@@ -163,7 +163,7 @@ class TurnShapes:
         return turns[-1], _behind(self.template.render([*begun, turns[-1]], tools, generation_prompt=False))
 
     def _find_closing(self, ending: str, followed: str, *, calls: bool) -> TurnShape:
-        """Compare the end of a last turn with that of a turn with messages after it: the common part closes it."""
+        """Compare the end of a last turn with the end of a turn with messages after it: the common part closes it."""
         ends, continued = self.text.pieces(ending), self.text.pieces(followed)
         special = [self.text.marked_special.__contains__(piece) for piece in ends]
         n_common = common_length(ends, continued)

@@ -26,7 +26,7 @@ examples:
   llm-envs branch runs/eval --episode 3/0 --turn 2 --policy oracle --json
   llm-envs branch runs/eval --episode 3/0 --turn all --times 32 --model DIR
 
-The options of sampling and history should be those of the stored run.
+The options of sampling and history should equal the stored run's.
 """
 MOST_REPLIES = 5
 

@@ -122,7 +122,7 @@ def _write(episodes: _Counted, target: Path, arguments: argparse.Namespace) -> i
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".tmp-") as temporary:
             n = data.write_dataset(episodes, Path(temporary) / "table")
-            (Path(temporary) / "table").rename(target)  # whole, or not at all
+            (Path(temporary) / "table").rename(target)  # complete, or not at all
         return n
     if arguments.to == "messages":
         return data.to_messages_jsonl(episodes, target, keep=lambda trajectory: True)

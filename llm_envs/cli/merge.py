@@ -10,17 +10,17 @@ __all__ = ["add_arguments", "run"]
 
 EXAMPLES = """
 examples:
-  llm-envs merge runs/parts --out runs/whole
-  llm-envs merge shard-0-of-2 shard-1-of-2 --out runs/whole
-  llm-envs merge disk-a/parts disk-b/parts --out runs/whole
-  llm-envs merge s3://bucket/parts --out s3://bucket/whole
+  llm-envs merge runs/parts --out runs/merged
+  llm-envs merge shard-0-of-2 shard-1-of-2 --out runs/merged
+  llm-envs merge disk-a/parts disk-b/parts --out runs/merged
+  llm-envs merge s3://bucket/parts --out s3://bucket/merged
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", metavar="DIR", help="the --out of commands with --shard, or shards' folders")
-    parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the whole run")
+    parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the merged run")
     parser.epilog = EXAMPLES
 
 

@@ -56,7 +56,7 @@ def complete(parser: Parser) -> None:
     """Print the completions of the line and end the process.
 
     Args:
-        parser: The parser of the whole command line.
+        parser: The parser of the command line.
     """
     import argcomplete
 

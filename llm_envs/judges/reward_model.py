@@ -35,7 +35,7 @@ class RewardModel:
         tokenizer: The model's own. Its chat template renders the conversation; special tokens in a text are encoded as
             plain text.
         scorer: B sequences of ids -> B scores: `torch_scorer(model)`, or any other.
-        batch_size: Sequences scored at once; they are sorted by length.
+        batch_size: Sequences scored together; they are sorted by length.
         max_length: Longest sequence in tokens. A longer one is unscored, because scoring only a part of it would be
             wrong. None means no limit.
         messages_fn: Selects the messages of an episode to judge; None: everything up to the agent's last message.

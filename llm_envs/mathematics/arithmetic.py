@@ -18,7 +18,7 @@ __all__ = ["MAX_BITS", "MAX_CHARACTERS", "Number", "evaluate", "evaluate_with_nu
 Number = int | Fraction
 
 MAX_CHARACTERS = 1_000
-"""Longest expression. Bounds tokens, nesting and the size of literals at once."""
+"""Longest expression. Bounds tokens, nesting and the size of literals together."""
 MAX_BITS = 4_096
 """Size of the largest number on the way, about 1,200 digits: an operation on two such numbers takes microseconds."""
 _LIMIT = 1 << MAX_BITS

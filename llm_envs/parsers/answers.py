@@ -98,7 +98,7 @@ def create_answer_parser(extract: Callable[[str], str | None], *, base: Parser =
     """Make a parser that extracts the answer from the content with a function.
 
     `create_answer_parser(last_number)` takes the last number. `create_answer_parser(extract_boxed, base=parse_reply)`
-    reads calls too. With `str.strip` and `base=PARSERS["harmony"]`, GPT-OSS's whole final message is the answer.
+    reads calls too. With `str.strip` and `base=PARSERS["harmony"]`, GPT-OSS's final message is the answer.
 
     Args:
         extract: The content, without thinking and calls -> the answer, or None. An exception becomes a problem of the

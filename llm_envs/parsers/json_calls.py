@@ -100,7 +100,7 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
 
 
 def strict_json(text: str) -> Any:
-    """Return the value of a text that is JSON as a whole.
+    """Return the value of a text that is JSON throughout.
 
     Raises:
         ValueError: If it is not JSON, has a duplicate key, NaN, Infinity or a number that is too large, or is nested

@@ -32,7 +32,7 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, floa
     """Return the logged metrics: metric -> (step, value), ascending; empty if nothing was logged.
 
     Args:
-        run: A trainer's `output_dir`: its `trainer_state.json`, or else that of the last readable checkpoint, and the
+        run: A trainer's `output_dir`: its `trainer_state.json`, or else the last readable checkpoint's, and the
             files of `jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that names a stage:
             `loss` in `sft_metrics.jsonl` is `sft/loss`. If a step was logged twice, the later record counts.
         notes: Gets a line for each file that cannot be read.

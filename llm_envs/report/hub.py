@@ -28,7 +28,7 @@ __all__ = ["push_to_hub", "write_hub_folder"]
 _FILE_EPISODES = 20_000
 """Episodes of one Parquet file."""
 _COUNTED = 50_000
-"""With more episodes than about this, success and rewards are those of a sample of the problems."""
+"""With more episodes than about this, success and rewards are from a sample of the problems."""
 
 
 def push_to_hub(
@@ -51,7 +51,7 @@ def push_to_hub(
         private: Whether a new repository is private.
         license: The hub's name of a license, such as "cc-by-4.0"; None leaves the choice open on the card.
         keep: Which to upload.
-        token: A token with the right to write; None takes that of `hf auth login`.
+        token: A token with the right to write; None takes the token of `hf auth login`.
 
     Raises:
         InvalidConfigError: If nothing is left to upload, or `repo_id` is not a name.

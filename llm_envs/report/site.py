@@ -264,7 +264,7 @@ def content_hash(text: str) -> str:
 
 
 def _write(target: Path, title: str, blocks: dict[str, Any], chunks: _Chunks) -> None:
-    """Write the page; it appears whole or not at all."""
+    """Write the page; it appears complete or not at all."""
     temporary = target.with_name(target.name + ".tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

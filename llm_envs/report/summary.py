@@ -2,7 +2,7 @@
 
 A task is an environment; where it was played with a few settings, such as levels of difficulty, each is a task.
 
-The intervals are those of `statistics`, by problem, as in an evaluation.
+The intervals are from `statistics`, by problem, as in an evaluation.
 """
 
 from __future__ import annotations

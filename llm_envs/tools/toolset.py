@@ -53,7 +53,7 @@ def tool(
 
 
 def tool(function: Any = None, **options: Any) -> Any:
-    """Mark a method of a `Toolset` as a tool; the options are those of `Tool`.
+    """Mark a method of a `Toolset` as a tool; the options are the same as for `Tool`.
 
     Plain methods run one after another, in the order of the calls, because they share the toolset's state; use
     `parallel=True` for a method that is safe in parallel. Coroutine methods run in parallel and interleave where they

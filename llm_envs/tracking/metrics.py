@@ -79,7 +79,7 @@ def metrics_by(
 
 
 def average_metrics(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """Return the metrics of the episodes of several processes together: those of one process with all of them.
+    """Return the metrics of the episodes of several processes together: the same as of one process with all of them.
 
     Args:
         parts: The `metric_totals` of each process.

@@ -105,7 +105,7 @@ class CollectorStats:
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """Measure the time of a call; for concurrent calls, that of the first."""
+        """Time a call. Of overlapping calls, only the first is timed."""
         if self.started is not None:
             yield
             return

@@ -114,7 +114,7 @@ class Turn:
     weight_versions: tuple[VersionSpan, ...] = ()
     """The versions that sampled its tokens. After an update vLLM continues a turn from keys and values of old weights.
     No version then gives the log-probabilities of the tokens that follow: on a tiny model they differ by nats. The
-    recorded ones are those of sampling, so importance weights are right."""
+    recorded ones are from sampling, so importance weights are right."""
     tool_results: tuple[ToolResult, ...] = ()
     is_summary: bool = False
     """Whether the policy summarised its history (`llm_envs.chat.Summarize`): the environment never saw this turn."""
