@@ -137,7 +137,7 @@ def read_chat_request(body: Any) -> ChatRequest:
     _refuse_unsupported(body)
     n, seed = _whole(body, "n", 1, most=MOST_CHOICES), body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise _bad(f"seed is {seed!r:.40}; it must be a whole number.", "seed")
+        raise _bad(f"seed is {seed!r:.40}; it must be an integer.", "seed")
     limits = [_whole(body, name, None) for name in ("max_tokens", "max_completion_tokens")]
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
@@ -288,7 +288,7 @@ def _whole(body: Mapping[str, Any], name: str, default: int | None, most: int | 
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise _bad(f"{name} is {value!r:.40}; it must be a whole number from 1{f' to {most}' if most else ''}.", name)
+        raise _bad(f"{name} is {value!r:.40}; it must be an integer from 1{f' to {most}' if most else ''}.", name)
     return value
 
 

@@ -74,7 +74,7 @@ class McpEpisodes:
         if name == START:
             seed = arguments.get("seed")
             if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-                return f"The seed is {seed!r}; it must be a whole number of at least 0.", True
+                return f"The seed is {seed!r}; it must be an integer of at least 0.", True
             return self._start(seed), False
         if not self._is_playing:
             return _NOT_PLAYING, True

@@ -45,7 +45,7 @@ class Summarize:
         for name in ("history_tokens", "summary_tokens", "n_turns"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidConfigError(f"Summarize: {name} is {value!r}; it must be a whole number of at least 1.")
+                raise InvalidConfigError(f"Summarize: {name} is {value!r}; it must be an integer of at least 1.")
         if not isinstance(self.prompt, str) or not self.prompt.strip():
             raise InvalidConfigError(f"Summarize: prompt is {self.prompt!r}; it must ask for a summary.")
 

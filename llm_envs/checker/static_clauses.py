@@ -77,7 +77,7 @@ def declares_its_numbers(subject: Subject) -> str:
     require(0 <= task.chance_rate <= 1, f"chance_rate is {task.chance_rate!r}: it must be in [0, 1]")
     require(
         task.n_problems is None or (isinstance(task.n_problems, int) and task.n_problems >= 1),
-        f"n_problems is {task.n_problems!r}: it must be a whole number of at least 1, or None",
+        f"n_problems is {task.n_problems!r}: it must be an integer of at least 1, or None",
     )
     for name, reason in task.clause_reasons.items():
         require(name in EXCUSABLE, f"clause_reasons names {name!r}: a reason is allowed for {', '.join(EXCUSABLE)}")

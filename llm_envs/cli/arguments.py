@@ -41,7 +41,7 @@ def positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1") from error
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
@@ -54,7 +54,7 @@ def concurrency(text: str) -> int | Literal["auto"]:
     try:
         return positive(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or auto") from error
+        raise argparse.ArgumentTypeError(f"{text} is not an integer of at least 1, or auto") from error
 
 
 def add_shard_argument(parser: argparse._ActionsContainer) -> None:

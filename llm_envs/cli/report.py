@@ -94,5 +94,5 @@ def _open(target: Path) -> None:
 def _count(text: str) -> int:
     digits = text.replace(",", "")
     if not (digits.isascii() and digits.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text} is not an integer of at least 0")
     return int(digits)

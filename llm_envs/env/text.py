@@ -156,7 +156,7 @@ class TextEnv(gym.Env[str, str], ABC):
         turns = self.default_max_turns if max_turns is None else max_turns
         if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
             raise InvalidConfigError(
-                f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1."
+                f"{type(self).__name__}: max_turns is {turns!r}; it must be an integer of at least 1."
             )
         self.split, self.difficulty, self.max_turns, self.render_mode = split, name, turns, render_mode
         self.answer_form = answer_form

@@ -302,7 +302,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_whole(what: str, value: Any, least: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         raise InvalidConfigError(
-            f"{what} is {value!r}; it must be a whole number{'' if least is None else f' from {least}'}."
+            f"{what} is {value!r}; it must be an integer{'' if least is None else f' from {least}'}."
         )
 
 

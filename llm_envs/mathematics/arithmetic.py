@@ -91,7 +91,7 @@ def evaluate_with_numbers(expression: str, operators: frozenset[str] = ALL_OPERA
 
 
 def whole_value(expression: str) -> int:
-    """Return the value of an expression that must be a whole number.
+    """Return the value of an expression that must be an integer.
 
     Raises:
         InvalidActionError: As `evaluate`, and if the value is not a whole number.
@@ -194,7 +194,7 @@ def _remainder(left: Number, right: Number) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if not isinstance(exponent, int):
-        raise InvalidActionError("an exponent must be a whole number")
+        raise InvalidActionError("an exponent must be an integer")
     if not base and exponent < 0:
         raise InvalidActionError("division by zero")
     if base not in (-1, 0, 1):

@@ -56,7 +56,7 @@ class MathChecker:
 
     def __init__(self, n_workers: int = 2) -> None:
         if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be a whole number from 1.")
+            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be an integer from 1.")
         self.n_workers = n_workers
         self.n_loaded = 0
         """How often sympy was loaded: more than once only if its process was killed, or this one was forked."""

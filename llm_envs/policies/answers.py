@@ -63,9 +63,9 @@ class Answer:
         return self.value
 
     def whole(self, least: int = 0) -> int:
-        """Return a whole number of at least `least`."""
+        """Return an integer of at least `least`."""
         if type(self.value) is not int or self.value < least:
-            raise self.wrong(f"a whole number of at least {least}")
+            raise self.wrong(f"an integer of at least {least}")
         return self.value
 
     def ids(self, n_vocabulary: int | None) -> list[int]:

@@ -75,7 +75,7 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
 def is_sampled(trajectory: Trajectory, share: float) -> bool:
     """Return whether an episode is in a sample of this share of the problems.
 
-    All episodes of a problem are, or none. The same problem is drawn in every run, and a larger share has all problems of
+    All episodes of a problem are, or none. The same problem is drawn in every run, and a larger share has all those of
     a smaller one, so sampled runs can be compared by problem.
     """
     problem = json.dumps([trajectory.env_id, trajectory.seed, dict(trajectory.env_kwargs)], sort_keys=True, default=str)

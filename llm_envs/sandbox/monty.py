@@ -86,7 +86,7 @@ class MontySandbox:
 
     def __init__(self, *, n_workers: int | None = None, limits: SandboxLimits | None = None) -> None:
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
-            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be a whole number from 1, or None.")
+            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be an integer from 1, or None.")
         self.limits = limits or SandboxLimits()
         self.n_workers = n_workers or processors()
         self._monty = _load_monty()
@@ -187,7 +187,7 @@ class MontySession:
 
     def __init__(self, sandbox: MontySandbox, limits: SandboxLimits, seed: int | None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
+            raise InvalidConfigError(f"seed is {describe(seed)}; it must be an integer or None.")
         self.limits = limits
         self._sandbox = sandbox
         self._seed = seed

@@ -77,7 +77,7 @@ class SamplingParams:
         for name in ("max_new_tokens", "top_k"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise ValueError(f"SamplingParams.{name} is {value!r}; it must be a whole number.")
+                raise ValueError(f"SamplingParams.{name} is {value!r}; it must be an integer.")
         checks: list[tuple[str, bool, str]] = [
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
             ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),

@@ -157,7 +157,7 @@ def test_bad_sampling_parameters_are_named(setting: dict) -> None:
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; it must be a whole number"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; it must be an integer"),
         ({"max_new_tokens": True}, "max_new_tokens is True"),
         ({"max_new_tokens": "9"}, "max_new_tokens is '9'"),
         ({"top_k": 1.5}, "top_k is 1.5"),

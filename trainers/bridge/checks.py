@@ -79,7 +79,7 @@ def check_async_generations(args: Any) -> None:
     """
     n = args.async_generations
     if type(n) is not int or n < 0:
-        raise InvalidConfigError(f"async_generations={n!r}; it must be a whole number from 0.")
+        raise InvalidConfigError(f"async_generations={n!r}; it must be an integer from 0.")
     if n and not args.use_vllm:
         raise InvalidConfigError(
             f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "

@@ -71,7 +71,7 @@ class WorkerPool:
         if servers is not None:
             n_workers = min(n_workers or servers.n_workers, servers.n_workers)
         if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-            raise InvalidConfigError(f"WorkerPool: n_workers is {n_workers!r}; it must be a whole number above 0.")
+            raise InvalidConfigError(f"WorkerPool: n_workers is {n_workers!r}; it must be an integer above 0.")
         self.n_workers = n_workers
         self.n_started = 0
         """Processes started so far; those beyond `n_workers` replaced others."""

@@ -160,7 +160,7 @@ class SubprocessSession:
 
     def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
+            raise InvalidConfigError(f"seed is {describe(seed)}; it must be an integer or None.")
         self.limits = limits
         self._sandbox = sandbox
         self._seed = seed

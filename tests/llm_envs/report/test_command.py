@@ -142,7 +142,7 @@ def test_a_bad_option_is_one_line(
 def test_a_wrong_number_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["report", str(tmp_path), "--max-tokens", "-1"])
-    assert "-1 is not a whole number of at least 0" in capsys.readouterr().err
+    assert "-1 is not an integer of at least 0" in capsys.readouterr().err
 
 
 def test_a_torn_last_line_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,7 +262,7 @@ class TestPolicies:
     @pytest.mark.parametrize("name", ["history_tokens", "summary_tokens", "n_turns"])
     @pytest.mark.parametrize("value", [0, 1.5, True, None])
     def test_settings_are_checked(self, name: str, value: Any) -> None:
-        with pytest.raises(InvalidConfigError, match=f"{name} is {value!r}; it must be a whole number"):
+        with pytest.raises(InvalidConfigError, match=f"{name} is {value!r}; it must be an integer"):
             Summarize(**{"history_tokens": 9, name: value})
         with pytest.raises(InvalidConfigError, match="prompt is ' '"):
             Summarize(9, prompt=" ")

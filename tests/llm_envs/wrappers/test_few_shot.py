@@ -162,7 +162,7 @@ def test_in_a_vector_environment(mode):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FewShot(gym.make(SUM), 0), "k is 0; it must be a whole number of at least 1"),
+        (lambda: FewShot(gym.make(SUM), 0), "k is 0; it must be an integer of at least 1"),
         (lambda: FewShot(gym.make(SUM), True), "k is True"),
         (lambda: FewShot(gym.make(SUM), 1, form="text"), 'form is \'text\'; it must be "turns" or "prompt"'),
         (lambda: FewShot(DenseEnv(), 1), "DenseEnv has no oracle"),

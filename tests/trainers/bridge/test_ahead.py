@@ -195,7 +195,7 @@ def test_settings_that_cannot_be_played_ahead_are_refused(tmp_path):
     with pytest.raises(InvalidConfigError, match="the trainer's own model cannot sample"):
         EnvGRPOConfig(str(tmp_path), async_generations=1)
     for wrong in (-1, 1.5, "2"):
-        with pytest.raises(InvalidConfigError, match="must be a whole number from 0"):
+        with pytest.raises(InvalidConfigError, match="must be an integer from 0"):
             EnvGRPOConfig(str(tmp_path), async_generations=wrong, use_vllm=True)
     args = EnvGRPOConfig(str(tmp_path), async_generations=1, use_vllm=True)
     with pytest.raises(InvalidConfigError, match="only some algorithms have dynamic_sampling"):

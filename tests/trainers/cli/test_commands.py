@@ -120,7 +120,7 @@ def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_p
 def test_a_number_of_episodes_at_once_that_is_none_is_one_error(wrong, write, capsys):
     assert main(write("grpo", max_concurrency=wrong)) == 2
     assert (
-        f"argument --max-concurrency: {wrong} is not a whole number of at least 1, or auto." in capsys.readouterr().err
+        f"argument --max-concurrency: {wrong} is not an integer of at least 1, or auto." in capsys.readouterr().err
     )
 
 
