@@ -225,7 +225,10 @@ def preference_pairs(groups: Iterable[TrajectoryGroup], *, margin: float = 0.0) 
 
     Args:
         groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.
-        margin: As for `preference_rows`, which says what is raised.
+        margin: As for `preference_rows`.
+
+    Raises:
+        InvalidConfigError: As `preference_rows`.
     """
     played = [group.scored for group in groups]
     best_worst = [

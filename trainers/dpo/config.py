@@ -18,7 +18,7 @@ __all__ = ["PAIRS_FROM_PLAY", "PAIR_SELECTORS", "EnvDPOConfig", "check_arguments
 PAIR_SELECTORS = ("best_worst", "all", "random", "length")
 """The values of `pair_selector`."""
 PAIRS_FROM_PLAY = 'For pairs from play use EnvGRPOTrainer(model, env, algorithm="pairwise")'
-"""What errors name in place of online DPO, which earlier versions had."""
+"""The last sentence of errors about online DPO, which earlier versions had."""
 
 
 @dataclass
