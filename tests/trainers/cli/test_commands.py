@@ -271,7 +271,7 @@ def test_a_truth_value_in_each_form(name, tmp_path):
 def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sft", "grpo", "ppo", "dpo"):
-        (tmp_path / f"{name}.yaml").write_text("env: x\nout: out\n")
+        (tmp_path / f"{name}.yaml").write_text(f"{'source' if name == 'dpo' else 'env'}: x\nout: out\n")
     assert EXAMPLES.keys() == TRAININGS.keys()
     for name, text in EXAMPLES.items():
         lines = [shlex.split(line) for line in text.strip().splitlines()]
