@@ -24,9 +24,8 @@ from llm_envs.trainers import (
     EnvPPOTrainer,
     load_teacher,
 )
-from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
-from llm_envs.trainers.functional.references import RefModelFn
+from llm_envs.trainers.functional.references import RefModelFn, frozen_copy
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
@@ -38,6 +37,11 @@ __all__ = ["KINDS", "Kind", "play_data"]
 
 MAX_MODEL_LENGTH = 512
 """Context of a vLLM engine, in tokens."""
+_OF_PLAY = (
+    *("env_kwargs", "groups_per_round", "num_generations", "max_completion_length", "max_turn_tokens"),
+    *("save_trajectories", "use_vllm", "vllm_max_model_length"),
+)
+"""Settings of a run of "dpo-offline" that say how its data set is played, and not how it is trained on."""
 
 
 @dataclass(frozen=True)
@@ -134,18 +138,19 @@ def _make_ppo_separate(run: Run, task: Task, warm: Path, settings: dict[str, Any
     return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings), critic=warm)
 
 
+def _make_pairwise(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
+    """The reference of the pairs' loss is the warm model, as in DPO."""
+    return EnvGRPOTrainer(
+        str(warm), task.env, EnvGRPOConfig(**settings), algorithm="pairwise", ref_model_fn=frozen_copy
+    )
+
+
 def _make_dpo_offline(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
-    """The data set has as many groups and episodes as one round of online training would play."""
-    config = EnvDPOConfig(**settings)
     folder = Path(settings["output_dir"]) / "play"
-    sizes = {"n_groups": config.groups_per_round, "group_size": config.num_generations}
-    trained = EnvDPOConfig(**{name: value for name, value in settings.items() if name not in ONLINE_DPO})
+    sizes = {"n_groups": settings["groups_per_round"], "group_size": settings["num_generations"]}
+    config = EnvDPOConfig(**{name: value for name, value in settings.items() if name not in _OF_PLAY})
     source = play_data(run, task, warm, folder, **sizes)
-    return EnvDPOTrainer(str(warm), args=trained, source=source, peft_config=_adapter(run))
-
-
-def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
-    return EnvDPOTrainer(str(warm), task.env, EnvDPOConfig(**settings), peft_config=_adapter(run))
+    return EnvDPOTrainer(str(warm), args=config, source=source, peft_config=_adapter(run))
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -154,7 +159,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "switching": Kind(_make_switching),
         "ppo-shared": Kind(_make_ppo_shared),
         "ppo-separate": Kind(_make_ppo_separate),
+        "pairwise": Kind(_make_pairwise),
         "dpo-offline": Kind(_make_dpo_offline, reward=None, shown=("loss", "rewards/accuracies")),
-        "dpo-online": Kind(_make_dpo_online, reward="env/reward", shown=("loss", "env/reward", "env/success")),
     }
 )

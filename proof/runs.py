@@ -21,7 +21,7 @@ class Run:
         "grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries", "agents", "distillation"
     ]
     """Of the document."""
-    kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
+    kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "pairwise", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
     named: str = "grpo"
     """Of `functional.algorithm.ALGORITHMS`, for GRPO's trainer."""
@@ -88,7 +88,7 @@ _LONG = {
 _BY_TOKEN = {**_LONG, "discount": "token", "lam": 0.95, "value_lam": 0.95}
 _SHARED = {**_PPO, "value_learning_rate": 1e-3}
 _SEPARATE = {**_PPO, "value_learning_rate": 3e-4}
-# DPO: the best and the worst of eight episodes of a seed; offline of one large round, online of the latest small one.
+# Pairs: the best and the worst of eight episodes of a seed; for DPO of 600 groups, for pairwise of the step's 16.
 _OFFLINE = {
     "max_steps": 60,
     "per_device_train_batch_size": 16,
@@ -98,7 +98,7 @@ _OFFLINE = {
     "warmup_steps": 5,
 }
 _ANCHORED = {**_OFFLINE, "ld_alpha": 0.0, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 1.0]}
-_ONLINE = {**_OFFLINE, "max_steps": 40, "groups_per_round": 32, "learning_rate": 2e-4}
+_PAIRWISE = {**_FAMILY, "learning_rate": 2e-4}
 # The same loss for the three, one value a token: they differ in the advantages alone.
 _LETTERS = {
     "max_steps": 40,
@@ -201,7 +201,7 @@ _ALL = (
     *(Run(f"{LONG[1]}-{task}", task, "long", kind="ppo-shared", seeds=_THREE, settings=_LONG) for task in LONG_TASKS),
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
     *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/results/learning.md says why
-    *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
+    *_on_both_engines("pairwise", "dpo", ("calculator", "guess"), _PAIRWISE),
     Run("real-grpo-arithmetic", "arithmetic-real", "real", lora_rank=16, seeds=(3, 4, 5), settings=_REAL_SLOW),
     Run("real-grpo-calculator", "calculator-real", "real", lora_rank=16, seeds=(1,), settings=_REAL_LONG),
     Run("real-grpo-guess", "guess-real", "real", seeds=(1, 2, 3), settings=_REAL_WHOLE),

@@ -36,7 +36,7 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
         trainer.train()
         trainer.save_model(str(out / "model"))
     finally:
-        trainer.close()
+        _close(trainer)
     seconds = perf_counter() - started - curve.seconds
     cpu_seconds = _cpu_seconds() - cpu_started - curve.cpu_seconds
     key = KINDS[run.kind].reward
@@ -60,7 +60,7 @@ def train_run(run: Run, task: Task, warm: Path, seed: int, out: Path, watch: Cal
     try:
         trainer.train()
     finally:
-        trainer.close()
+        _close(trainer)
     return perf_counter() - started
 
 
@@ -114,6 +114,11 @@ def _make_trainer(run: Run, task: Task, warm: Path, seed: int, out: Path) -> Any
     trainer.add_callback(ProgressLineCallback(f"{run.name}, seed {seed}", kind.shown))
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
+
+
+def _close(trainer: Any) -> None:
+    if hasattr(trainer, "close"):  # a trainer that plays
+        trainer.close()
 
 
 def _cpu_seconds() -> float:

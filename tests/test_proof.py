@@ -120,7 +120,7 @@ def test_what_a_run_is_decides_its_results_and_nothing_else_does():
     assert (described["kind"], described["engine"]) == ("ppo-shared", "transformers")
     assert describe_run(replace(run, name="b", seeds=(1, 2)), TASKS["guess"]) == described
     for changes in (
-        {"kind": "dpo-online"},
+        {"kind": "pairwise"},
         {"algorithms": {0: "dapo"}},
         {"engine": "vllm"},
         {"settings": {"max_steps": 1}},
@@ -254,7 +254,7 @@ def test_a_run_trains_measures_and_goes_on_where_it_was(small):
     assert train(hotter, task, (), path, fresh=False, work=work)["seeds"] == {}
 
 
-@pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"])
+@pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "pairwise", "switching"])
 def test_every_kind_of_run_trains_and_is_measured(small, kind):
     from proof.run import train
     from proof.runs import Run

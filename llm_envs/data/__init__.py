@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from llm_envs.data.datasets import (
-    Selector,
-    all_pairs,
     best_of,
-    best_worst,
     fit_rows,
     from_dataset,
     is_scored,
     preference_pairs,
+    preference_rows,
     sft_rows,
     to_dataset,
     to_groups,
@@ -20,14 +18,12 @@ from llm_envs.data.datasets import (
 )
 
 __all__ = [
-    "Selector",
-    "all_pairs",
     "best_of",
-    "best_worst",
     "fit_rows",
     "from_dataset",
     "is_scored",
     "preference_pairs",
+    "preference_rows",
     "sft_rows",
     "to_dataset",
     "to_groups",

@@ -24,15 +24,13 @@ if TYPE_CHECKING:
     import datasets
 
 __all__ = [
-    "Selector",
-    "all_pairs",
     "best_of",
-    "best_worst",
     "fit_rows",
     "from_dataset",
     "is_scored",
     "iter_groups",
     "preference_pairs",
+    "preference_rows",
     "sft_rows",
     "to_dataset",
     "to_groups",
@@ -220,25 +218,24 @@ def iter_groups(trajectories: Iterable[Trajectory], group_size: int | None = Non
     yield from map(_group, groups.values())
 
 
-Selector = Callable[[Sequence[Trajectory]], Iterable[tuple[Trajectory, Trajectory]]]
-"""The scored trajectories of one group -> pairs of (chosen, rejected)."""
+def preference_pairs(groups: Iterable[TrajectoryGroup], *, margin: float = 0.0) -> list[dict[str, Any]]:
+    """Return the best against the worst episode of each group, the earlier one among equals, as `preference_rows`.
+
+    Args:
+        groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.
+        margin: As for `preference_rows`.
+
+    Raises:
+        InvalidConfigError: As `preference_rows`.
+    """
+    played = [group.scored for group in groups]
+    best_worst = [
+        (max(members, key=lambda t: t.reward), min(members, key=lambda t: t.reward)) for members in played if members
+    ]
+    return preference_rows(best_worst, margin=margin)
 
 
-def best_worst(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
-    """Return the best against the worst member, the earlier one among equals: one pair per group, or none."""
-    if len(members) < 2:
-        return []
-    return [(max(members, key=lambda t: t.reward), min(members, key=lambda t: t.reward))]
-
-
-def all_pairs(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
-    """Return each member paired with every member that has a lower reward."""
-    return [(one, other) for one in members for other in members if one.reward > other.reward]
-
-
-def preference_pairs(
-    groups: Iterable[TrajectoryGroup], *, selector: Selector = best_worst, margin: float = 0.0
-) -> list[dict[str, Any]]:
+def preference_rows(pairs: Iterable[tuple[Trajectory, Trajectory]], *, margin: float = 0.0) -> list[dict[str, Any]]:
     """Return pairs of episodes of one seed, with the better one as chosen, as token rows and as messages.
 
     A row has `prompt_ids`, `chosen_ids` and `rejected_ids`, and `chosen_mask` and `rejected_mask`: 1 for the agent's
@@ -249,8 +246,7 @@ def preference_pairs(
     `group_id`, `chosen_member` and `rejected_member` identify the pair.
 
     Args:
-        groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.
-        selector: `best_worst`, `all_pairs`, or yours.
+        pairs: (chosen, rejected), both scored, of one group.
         margin: A pair is kept if its rewards differ by more than this; a tie is never kept.
 
     Raises:
@@ -259,7 +255,6 @@ def preference_pairs(
     """
     if not margin >= 0:
         raise InvalidConfigError(f"margin is {margin!r}; it must be at least 0.")
-    pairs = [pair for group in groups for pair in selector(group.scored)]
     return [_preference(chosen, other) for chosen, other in pairs if chosen.reward - other.reward > margin]
 
 

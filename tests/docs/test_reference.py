@@ -52,7 +52,7 @@ EXAMPLES = {
 
 def who(run: str) -> set[str]:
     """Return who logs in a run, by the run's name."""
-    special = {"dpo_online": {"dpo-online", "dpo"}, "dpo_offline": {"dpo"}, "eval_command": {"eval", "collect"}}
+    special = {"eval_command": {"eval", "collect"}}
     return special.get(run, {run.split("_")[0]})
 
 

@@ -117,11 +117,11 @@ def dpo_offline(printed: str) -> None:
     assert len(read_trajectories(OUT / "dpo-episodes")) == 64
 
 
-@small(9, "--rounds 2 --episodes 8")
+@small(9, "--steps 2 --episodes 8")
 def dpo_online(printed: str) -> None:
     check_rates(printed)
-    assert len(found(r"(\d\.\d\d)(?= |$)", printed.splitlines()[0], n=2)) == 2
-    assert n_played("dpo-online") >= 2 * 128
+    assert re.search(r"pairs in each step: \d \d\n", printed)
+    assert n_played("pairwise") == 2 * 64
 
 
 @small(10, "--steps 1 --episodes 8")

@@ -1,4 +1,4 @@
-"""vLLM for two processes, an engine on each or servers: GRPO with LoRA, PPO, DPO online; sharded, too."""
+"""vLLM for two processes, an engine on each or servers: GRPO with LoRA, PPO, pairs; sharded, too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def servers(tmp_path_factory, model_folder, episodes):
     return results(out, "servers")
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "pairwise"])
 @pytest.mark.parametrize("kind", ["engines", "servers", "shards"])
 def test_engines_follow_and_weights_stay_alike(request, kind, name):
     """Three generations, each compared with the weights of then; no episode of process 1 ends before those of 0."""
@@ -73,7 +73,7 @@ def test_generations_that_are_played_ahead_are_no_older_than_the_bound(servers, 
 
 def test_weights_went_by_the_transports_that_were_asked_for(servers):
     sent = [{name: rank[name]["by_group"] for name in rank} for rank in servers]
-    by_group = {"grpo": True, "ppo": False, "dpo": False, "ahead-1": False, "ahead-4": True}
+    by_group = {"grpo": True, "ppo": False, "pairwise": False, "ahead-1": False, "ahead-4": True}
     assert sent == [by_group, dict.fromkeys(by_group, False)]  # the second process only follows
 
 

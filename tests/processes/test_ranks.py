@@ -13,8 +13,8 @@ from launched import SUPPORT, launch
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PARTS = [
-    *("sft", "dpo_offline", "dpo", "grpo", "shared", "packed", "resumed", "inside", "ppo", "ppo_separate"),
-    *("reference", "reference_lora", "forks", "failing", "failing_dpo", "skipped", "errors"),
+    *("sft", "dpo_offline", "grpo", "pairwise", "shared", "packed", "resumed", "inside", "ppo", "ppo_separate"),
+    *("reference", "reference_lora", "forks", "failing", "skipped", "errors"),
 ]
 
 
@@ -109,16 +109,6 @@ def test_ppo_whitens_over_both(ranks):
             assert abs(mine.mean().item()) > 1e-3
 
 
-def test_dpo_trains_on_one_list_of_pairs(ranks):
-    one, other = ranks("dpo")
-    assert one["pairs"] == other["pairs"] and len(one["pairs"]) > 4
-    assert {group.split("-")[3] for group, _, _ in one["pairs"]} == {"0", "1"}  # played on both
-    used = one["local"] + other["local"]
-    assert len(one["local"]) == len(other["local"]) == 4
-    assert set(used) == set(one["pairs"])  # trained on both: none twice before each was used
-    assert one["evaluated"] == other["evaluated"] and one["evaluated"]["eval_env/episodes"] == 64
-
-
 def test_references_move_alike(ranks):
     one, other = ranks("reference")
     assert_same(one["ref"], other["ref"])
@@ -167,9 +157,6 @@ def test_episodes_that_fail_on_one_process_leave_the_others_to_learn_from(ranks)
     for mine, theirs in zip(*(rank["batches"] for rank in ranks("failing")), strict=True):
         assert set(mine["status"]) == {"ok"} and set(theirs["status"]) == {"errored"}
         assert theirs["n_tokens"] == 0 and mine["advantages"].abs().max() > 0.1
-    one, other = ranks("failing_dpo")
-    assert one["n_local"] == other["n_local"] == 4
-    assert {group.split("-")[3] for group in other["pairs"]} == {"0"}
 
 
 def test_what_one_process_finds_stops_both(ranks):
@@ -207,7 +194,7 @@ def test_a_rollout_is_over_before_the_process_group_gives_up(ranks):
 # One process on the same episodes, with a batch as large as those of the two together.
 
 
-@pytest.mark.parametrize("part", smoked(["sft", "dpo_offline", "grpo", "ppo", "ppo_separate", "dpo"]))
+@pytest.mark.parametrize("part", smoked(["sft", "dpo_offline", "grpo", "ppo", "ppo_separate", "pairwise"]))
 def test_two_processes_take_the_steps_of_one(ranks, model_folder, episodes, part):
     from ranks import Parts
 

@@ -61,6 +61,5 @@ def test_what_is_saved_loads_anywhere(sharded, model_folder):
 
 def test_the_transformers_policy_is_refused(sharded):
     for rank in sharded("refused"):
-        for name in ("grpo", "dpo"):
-            assert "cannot sample under FSDP" in rank[name]
-            assert "set use_vllm=True (one engine a process), or train with DDP or ZeRO-2" in rank[name]
+        assert "cannot sample under FSDP" in rank["grpo"]
+        assert "set use_vllm=True (one engine a process), or train with DDP or ZeRO-2" in rank["grpo"]

@@ -262,11 +262,6 @@ def change_log(name: str) -> Callable[[Path], None]:
     return inject
 
 
-def swap_pair(record: Record) -> None:
-    pair = record["pairs"][0]
-    pair[1], pair[2], pair[3], pair[4] = pair[2], pair[1], pair[4], pair[3]
-
-
 def other_loss(record: Record) -> None:
     record["loss"] *= 1.1
 
@@ -336,8 +331,6 @@ CORRUPTIONS = (
     Corruption("a generation is not recorded", "advantages", forgotten("generation")),
     Corruption("PPO: a critic's value is another", "advantages", generation(first_token_up("values")), "ppo"),
     Corruption("PPO: a token's advantage is another", "advantages", generation(first_token_up("advantages")), "ppo"),
-    Corruption("DPO: chosen and rejected are swapped", "pairs", generation(swap_pair, "pairs"), "dpo"),
-    Corruption("DPO: a pair is left out", "pairs", generation(lambda r: r["pairs"].pop(), "pairs"), "dpo"),
     Corruption("a log-probability is lower by 0.1", "log-probabilities", episode(lower_logp)),
     Corruption("an episode's log-probabilities are lower by 0.03", "log-probabilities", episode(lower_logps)),
     Corruption("log-probabilities are shifted by a token", "log-probabilities", episode(shift_logps)),
@@ -348,7 +341,6 @@ CORRUPTIONS = (
     Corruption("the loss is normalised otherwise", "loss", generation(set_algorithm(normalisation="token"), which=-1)),
     Corruption("the loss has a bonus for entropy", "loss", generation(set_algorithm(entropy_coef=0.01))),
     Corruption("PPO: the loss of a step is another", "loss", generation(other_loss, "step"), "ppo"),
-    Corruption("DPO: the loss of a step is another", "loss", generation(other_loss, "step"), "dpo"),
     Corruption("the logged loss is another", "metrics", change_log("loss")),
     Corruption("the logged reward is another", "metrics", change_log("env/reward")),
 )

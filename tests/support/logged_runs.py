@@ -224,23 +224,12 @@ def ppo_bootstrapped(model: str, out: Path) -> set[str]:
 
 
 @register
-def dpo_offline(model: str, out: Path) -> set[str]:
+def dpo(model: str, out: Path) -> set[str]:
     from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 
     played = episodes(model, 8)
     args = EnvDPOConfig(**{**SMALL, **MEASURED, "output_dir": str(out), "per_device_train_batch_size": 2})
-    return logged(EnvDPOTrainer(model, args=args, source=played, eval_source=played))
-
-
-@register
-def dpo_online(model: str, out: Path) -> set[str]:
-    from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
-
-    played = PLAYED | {"num_generations": 4, "groups_per_round": 8, "per_device_train_batch_size": 4}
-    args = EnvDPOConfig(**{**SMALL, **played, **MEASURED, "output_dir": str(out)})
-    curriculum = {"eventful": Curriculum(["easy", "hard"], min_episodes=1)}
-    trainer = EnvDPOTrainer(model, [DENSE, EVENTFUL], args, curriculum=curriculum, reference_update_fn=_ema())
-    return logged(trainer)
+    return logged(EnvDPOTrainer(model, args, source=played, eval_source=played, reference_update_fn=_ema()))
 
 
 @register

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,12 @@ from llm_envs.trainers import (
     EnvSFTTrainer,
     RewardSettings,
 )
-from llm_envs.trainers.functional.references import KLTriggeredUpdate, ReferenceUpdateFn, create_ema_update
+from llm_envs.trainers.functional.references import (
+    KLTriggeredUpdate,
+    ReferenceUpdateFn,
+    create_ema_update,
+    frozen_copy,
+)
 from llm_envs.types import Trajectory
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -77,7 +83,6 @@ ENGINE: dict[str, Any] = {
     "vllm_gpu_memory_utilization": 0.1,
     "max_steps": 3,
 }
-ROUNDS: dict[str, Any] = {**PLAYED, "groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
 
 
 class Later:
@@ -293,25 +298,19 @@ class Parts:
         )
         return numbers_of(trainer, rows=len(trainer.train_dataset), unequal=unequal)
 
-    def dpo(self, **changes: Any) -> dict[str, Any]:
-        self.begin()
-        trainer = EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, changes))
-        self.follow(trainer).train()
-        pairs = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.pairs]
-        local = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.local_pairs]
-        evaluated = trainer.evaluate()
-        trainer.close()
-        return numbers_of(trainer, pairs=pairs, local=local, evaluated=evaluated)
-
-    def grpo(self, **changes: Any) -> dict[str, Any]:
+    def grpo(self, hooks: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> dict[str, Any]:
         self.begin()
         saving = {"save_strategy": "steps", "save_steps": 1}
-        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, saving, changes))
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, saving, changes), **hooks)
         batches = batches_of(self.follow(trainer))
         trainer.train()
         evaluated = trainer.evaluate()
         trainer.close()
         return numbers_of(trainer, batches=batches, evaluated=evaluated["eval_env/reward"])
+
+    def pairwise(self) -> dict[str, Any]:
+        """The best of each group against the worst, and the initial weights as the reference."""
+        return self.grpo({"algorithm": "pairwise", "ref_model_fn": frozen_copy}, scale_rewards="group")
 
     def shared(self) -> dict[str, Any]:
         """`grpo` again, with one pass over each prompt of a batch."""
@@ -399,13 +398,6 @@ class Parts:
         trainer.close()
         return numbers_of(trainer, batches=batches)
 
-    def failing_dpo(self) -> dict[str, Any]:
-        self.begin(fails=True)
-        trainer = self.follow(EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS)))
-        trainer.train()
-        trainer.close()
-        return numbers_of(trainer, pairs=[p["group_id"] for p in trainer.pairs], n_local=len(trainer.local_pairs))
-
     def skipped(self) -> dict[str, Any]:
         """In the first step, the gradient of process 1 is not finite: neither takes it, and the critic does not."""
         self.begin()
@@ -483,7 +475,7 @@ class Parts:
         """The same on servers that both processes share, and generations that are played ahead."""
         urls = os.environ["SERVER_URLS"].split()
         engine = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": urls, "max_steps": 3}
-        said = self.engines(engine, {"grpo": "gloo", "ppo": "whole", "dpo": "delta"})
+        said = self.engines(engine, {"grpo": "gloo", "ppo": "whole", "pairwise": "delta"})
         for n, transport in ((1, "whole"), (4, "gloo")):
             self.name = f"ahead-{n}"
             self.begin()
@@ -519,7 +511,12 @@ class Parts:
                 self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, of("grpo")), peft_config=adapter()
             ),
             "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, of("ppo"))),
-            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, of("dpo"))),
+            "pairwise": lambda: EnvGRPOTrainer(
+                self.model,
+                ENV,
+                self.settings(EnvGRPOConfig, GROUPS, of("pairwise"), scale_rewards="group"),
+                algorithm="pairwise",
+            ),
         }
         for name, make in makers.items():
             self.name = f"engine-{name}"
@@ -531,7 +528,7 @@ class Parts:
             if engine.get("vllm_tensor_parallel_size"):  # without a turn between them, at another pace on each process
                 for _ in range(3):
                     time.sleep(0.3 * RANK)
-                    (trainer._engine if name == "dpo" else trainer.vllm_generation).sync_weights()
+                    trainer.vllm_generation.sync_weights()
             trainer.train()
             by_group = is_in_a_group(trainer)
             trainer.close()

@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from launched import speak_when_asked
-from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, VALUES, Parts, adapter, error_of, weights_of
+from ranks import ENGINE, ENV, GROUPS, RANK, VALUES, Parts, adapter, error_of, weights_of
 from torch.distributed.tensor import DTensor
 
 from llm_envs.errors import InvalidConfigError
@@ -74,12 +74,9 @@ class Sharded(Parts):
         return self.said(trainer)
 
     def refused(self) -> dict[str, Any]:
-        """The transformers policy, in both kinds of trainer that play."""
-        grpo = error_of(
-            lambda: EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS)), InvalidConfigError
-        )
-        dpo = error_of(lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS)), InvalidConfigError)
-        return {"grpo": grpo, "dpo": dpo}
+        """The transformers policy."""
+        args = self.settings(EnvGRPOConfig, GROUPS)
+        return {"grpo": error_of(lambda: EnvGRPOTrainer(self.model, ENV, args), InvalidConfigError)}
 
     # With a vLLM engine on each process, which is handed the gathered weights.
 

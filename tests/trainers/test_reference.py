@@ -11,6 +11,7 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from device import on_cpu
+from preferences import message_pairs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Llama4ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import use_adapter
@@ -40,17 +41,14 @@ SMALL = {
     "max_steps": 2,
     "seed": 5,
     "per_device_train_batch_size": 8,
-    "max_completion_length": 80,
-    "max_turn_tokens": 8,
     "gradient_checkpointing": False,
     "bf16": False,
     "logging_steps": 1,
     "save_strategy": "no",
     "report_to": "none",
-    "num_train_seeds": 64,
     "disable_tqdm": True,
 }
-ONLINE = {"groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
+PLAYED = {"max_completion_length": 80, "max_turn_tokens": 8, "num_train_seeds": 64}
 EVERY = {"save_strategy": "steps", "save_steps": 1}
 
 
@@ -61,12 +59,12 @@ def make(tiny_folder, config, tmp_path):
     def build(settings=None, model=tiny_folder, kind="grpo", **arguments):
         settings = SMALL | {"output_dir": str(tmp_path / "out")} | (settings or {})
         if kind == "dpo":
-            trainer = EnvDPOTrainer(model, DENSE, EnvDPOConfig(**ONLINE | settings), **arguments)
-        elif kind == "ppo":
-            args = EnvPPOConfig(**{"beta": 0.1, "num_generations": 4} | settings)
+            return EnvDPOTrainer(model, EnvDPOConfig(**settings), source=message_pairs(), **arguments)
+        if kind == "ppo":
+            args = EnvPPOConfig(**{"beta": 0.1, "num_generations": 4} | PLAYED | settings)
             trainer = EnvPPOTrainer(model, DENSE, args, **arguments)
         else:
-            args = config(**{"beta": 0.1} | settings)
+            args = config(**{"beta": 0.1} | PLAYED | settings)
             trainer = EnvGRPOTrainer(model, DENSE, args, **arguments)
         made.append(trainer)
         return trainer

@@ -24,7 +24,7 @@ def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
     return "DeepSpeed's ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
 
 
-def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
+def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
     """Return the policy that samples with the trainer's own model.
 
     Raises:
@@ -41,7 +41,7 @@ def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
     return TransformersPolicy(model, trainer._tokenizer, max_batch_size=most_of(args.max_concurrency))
 
 
-def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
+def own_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
     args: Any = trainer.args
     model: Any = trainer.model

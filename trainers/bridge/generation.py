@@ -121,8 +121,6 @@ def _ray_collector(
 
 def _episodes_at_a_time(args: Any) -> int:
     """Return how many episodes one process plays between two steps, refills and evaluation aside."""
-    if hasattr(args, "groups_per_round"):
-        return int(args.groups_per_round * args.num_generations // args.world_size)
     return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
 
 

@@ -1,9 +1,9 @@
 """The record of what a training learned from its episodes, which `llm-envs audit` recomputes.
 
 A file `learned/NAME.jsonl` beside the episodes in `trajectories/NAME`, one for each process and start of a run. Its
-lines have a `kind`: "run" (settings, once), "generation" (rewards, masks, advantages), "pairs" (a round of DPO) and
-"step" (the loss of an optimizer step). It has about one number for each episode, and for each token only where
-advantages differ by token, so it is small beside the episodes.
+lines have a `kind`: "run" (settings, once), "generation" (rewards, masks, advantages) and "step" (the loss of an
+optimizer step). It has about one number for each episode, and for each token only where advantages differ by token, so
+it is small beside the episodes.
 """
 
 from __future__ import annotations
@@ -57,19 +57,11 @@ _FUNCTIONS = "llm_envs.trainers.functional."
 _SETTINGS = (
     *("loss_type", "beta", "epsilon", "epsilon_high", "scale_rewards", "multi_objective_aggregation"),
     *("importance_sampling_level", "num_iterations", "steps_per_generation", "gradient_accumulation_steps"),
-    *("per_device_train_batch_size", "num_generations", "async_generations", "seed", "logging_steps", "max_length"),
-    *(
-        "max_completion_length",
-        "mask_truncated_completions",
-        "mask_truncated",
-        "use_vllm",
-        "thinking",
-        "history",
-        "overlong",
-    ),
+    *("per_device_train_batch_size", "num_generations", "async_generations", "seed", "logging_steps"),
+    *("max_completion_length", "mask_truncated_completions", "mask_truncated", "use_vllm", "thinking", "history"),
     *("use_training_template", "gamma", "lam", "value_lam", "lam_alpha", "discount", "whiten_advantages"),
-    *("value_clip", "value_coef", "value_warmup_steps", "pair_selector", "pair_margin", "pairs_per_group"),
-    *("pair_length_ratio", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "label_smoothing"),
+    *("value_clip", "value_coef", "value_warmup_steps", "off_policy_mask_threshold", "top_entropy_quantile"),
+    "entropy_coef",
 )
 """The trainers' settings that advantages and losses depend on."""
 
@@ -164,7 +156,7 @@ def run_record(
     """Return the first line of a record.
 
     Args:
-        trainer: grpo, ppo, dpo or loop.
+        trainer: grpo, ppo or loop.
         settings: The trainer's settings, or the loop's.
         model: The trained model before the first step.
         codec: Encodes the episodes.
@@ -172,7 +164,7 @@ def run_record(
         max_model_len: The policy's context in tokens.
         rewards: The rewards of an episode.
         algorithm: The algorithm, if one holds for the whole run.
-        unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`, `selector`).
+        unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`).
         **facts: Further facts, as JSON types.
     """
     return {

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["SERVER_SETTINGS", "WORKER_SETTINGS", "ServerEngines", "ServerSettings", "WorkerSettings"]
+__all__ = ["SERVER_SETTINGS", "ServerEngines", "ServerSettings", "WorkerSettings"]
 
 
 @dataclass
@@ -100,7 +100,6 @@ class ServerSettings:
 _LOOK_S = 15.0
 
 SERVER_SETTINGS = tuple(field.name for field in fields(ServerSettings))
-WORKER_SETTINGS = tuple(field.name for field in fields(WorkerSettings))
 
 
 class ServerEngines(ColocatedEngine):

@@ -13,10 +13,9 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
-from llm_envs.trainers.bridge.servers import SERVER_SETTINGS, WORKER_SETTINGS
+from llm_envs.trainers.bridge.servers import SERVER_SETTINGS
 
 __all__ = [
-    "ONLINE_DPO",
     "SAID_BY_THE_ALGORITHM",
     "Case",
     "dpo_cases",
@@ -37,17 +36,6 @@ SAID_BY_THE_ALGORITHM = (
     *("use_adaptive_entropy", "use_bias_correction_kl"),
 )
 """Settings of TRL's own loss, for a run without an `algorithm`; an `Algorithm` decides them in its fields."""
-ONLINE_DPO = (
-    *("env_kwargs", "groups_per_round", "num_generations", "steps_per_round", "num_train_seeds", "num_eval_seeds"),
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_turns"),
-    *("max_turn_tokens", "max_episode_s", "max_step_s", "max_concurrency", "max_refills", "save_trajectories"),
-    *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
-    *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
-    "async_generations",
-    *SERVER_SETTINGS,
-    *WORKER_SETTINGS,
-)
-"""The fields of `EnvDPOConfig` for playing episodes."""
 _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "clip_max", "clip_min", "cap"))
 _MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 
@@ -126,7 +114,7 @@ def grpo_cases(args: Any) -> list[Case]:
 
 
 def server_cases(args: Any) -> list[Case]:
-    """Return the cases of vLLM servers, for GRPO and DPO."""
+    """Return the cases of vLLM servers."""
     is_server = args.use_vllm and args.vllm_mode == "server"
     has_urls = args.vllm_server_urls is not None
     return [
@@ -159,12 +147,11 @@ def ppo_cases(*, has_own_trunk: bool = False, has_lam_alpha: bool = False) -> li
     ]
 
 
-def dpo_cases(args: Any, *, is_online: bool, has_selector: bool) -> list[Case]:
+def dpo_cases(args: Any, *, has_selector: bool) -> list[Case]:
     """Return the cases of `EnvDPOConfig`.
 
     Args:
         args: The trainer's settings.
-        is_online: Whether an environment is played.
         has_selector: Whether the trainer was given a function that chooses pairs.
     """
     losses = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
@@ -177,21 +164,6 @@ def dpo_cases(args: Any, *, is_online: bool, has_selector: bool) -> list[Case]:
         (has_selector, "selector chooses the pairs", ("pair_selector", "pairs_per_group", "pair_length_ratio")),
         (args.pair_selector != "random", "pair_selector is not 'random'", ("pairs_per_group",)),
         (args.pair_selector != "length", "pair_selector is not 'length'", ("pair_length_ratio",)),
-        (is_online, "the episodes of a round have tokens", ("encode_messages",)),
-        (
-            not is_online,
-            "no environment is played: the pairs are those of a data set",
-            ONLINE_DPO,
-        ),
-        (
-            not args.use_vllm,
-            "use_vllm is False",
-            (
-                *("vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
-                *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
-            ),
-        ),
-        *server_cases(args),
         (
             not {"exo_pair", "robust", "aot", "aot_unpaired"} & set(losses),
             f"loss_type {', '.join(losses)} does not smooth labels",

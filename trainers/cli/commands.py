@@ -25,7 +25,6 @@ from llm_envs.cli.main import main as cli
 from llm_envs.data.files import replacing
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.policies.vllm.http import API_KEY
-from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
 from llm_envs.trainers.bridge.teacher import load_teacher
 from llm_envs.trainers.cli.dry_run import describe_training
@@ -119,16 +118,17 @@ class PPOArguments:
 
 @dataclass
 class DPOArguments:
-    """The source of the pairs: episodes that the model plays in rounds, or a saved data set."""
+    """The source of the pairs."""
 
-    env: str | None = field(default=None, metadata=ENV)
-    agent: str | None = field(default=None, metadata=AGENT)
     source: str | None = field(
         default=None,
-        metadata={"help": "In place of --env, a saved data set: the folder of a run, exported pairs, JSONL, ..."},
+        metadata={
+            "help": "A saved data set: the folder of a run, exported pairs, JSONL, ... Pairs from play: train grpo "
+            "--algorithm pairwise."
+        },
     )
     eval_source: str | None = field(
-        default=None, metadata={"help": "With --source, a data set whose pairs are evaluated on and not trained."}
+        default=None, metadata={"help": "A data set whose pairs are evaluated on and not trained."}
     )
     dry_run: bool = field(default=False, metadata=_DRY_RUN)
 
@@ -186,22 +186,16 @@ def ppo(arguments: Sequence[str]) -> int:
 
 
 def dpo(arguments: Sequence[str]) -> int:
-    """Train by DPO, online with --env or --agent, offline with --source; return the exit code."""
+    """Train by DPO on the pairs of a saved data set; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("dpo", KINDS["dpo"], arguments)
-    env = read_played(chosen)
-    if env is not None and chosen.eval_source is not None:
-        raise InvalidConfigError("--eval-source goes with --source: when it plays, the test split is evaluated.")
+    check_one({"--source": chosen.source})
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
         args.precompute_ref_log_probs = False  # a dry run must not write files
-    further = model_arguments(model, args)
-    if env is None:
-        further |= {"source": chosen.source, "eval_source": chosen.eval_source}
-    else:
-        further["group_filter"] = create_spread_filter()  # a group of equal rewards gives no pair: play another
+    sources = {"source": chosen.source, "eval_source": chosen.eval_source}
     with loading(model=name):
-        trainer = EnvDPOTrainer(name, env, args, **further)
+        trainer = EnvDPOTrainer(name, args, **sources, **model_arguments(model, args))
     return _run(trainer, checkpoint, chosen)
 
 
@@ -263,7 +257,7 @@ def _run(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, checkpoint: st
             _keep_traceback(trainer)
         raise
     finally:
-        if not isinstance(trainer, EnvSFTTrainer):
+        if isinstance(trainer, EnvGRPOTrainer):
             trainer.close()
     return 0
 

@@ -10,11 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.data.datasets import to_groups
 from llm_envs.doctor import diagnose, show_row
-from llm_envs.sources.source import group_specs
 from llm_envs.tracking.loggers import visible_text
-from llm_envs.trainers.dpo.pairs import pair_rows
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
 from llm_envs.trainers.ppo.trainer import EnvPPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTTrainer
@@ -29,7 +26,7 @@ __all__ = ["describe_training"]
 def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *, colour: bool = False) -> str:
     """Describe a training, and show one of its episodes with the trained tokens marked. Nothing is trained or written.
 
-    If the model plays (GRPO, PPO, online DPO), the untrained policy plays one group.
+    If the model plays (GRPO, PPO), the untrained policy plays one group.
 
     Args:
         trainer: A trainer that is ready to train.
@@ -38,7 +35,7 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
     if isinstance(trainer, EnvSFTTrainer):
         return "\n".join(_supervised(trainer, colour))
     if isinstance(trainer, EnvDPOTrainer):
-        return "\n".join(_online_pairs(trainer, colour) if trainer.items else _pairs(trainer, colour))
+        return "\n".join(_pairs(trainer, colour))
     group = trainer.play_sample()
     lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
     codec = cast("ChatCodec", trainer.collector.codec)
@@ -109,7 +106,7 @@ def _of_dpo(args: Any) -> str:
 
 
 def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
-    """Describe training on a fixed set of pairs."""
+    """Describe training on pairs."""
     args: Any = trainer.args
     codec = ChatCodec(cast("Any", trainer.processing_class), thinking=args.thinking)
     lengths = [
@@ -123,37 +120,6 @@ def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
         _of_dpo(args),
         *_trained(trainer),
         *_first_pair(trainer.pairs, codec, colour),
-    ]
-
-
-def _online_pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
-    """Describe training in rounds of playing, pairing and training."""
-    args: Any = trainer.args
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    ids = dict.fromkeys(choice.env_id for choice in trainer.items["train"].source.choices)
-    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * args.n_steps_per_round)
-    # One group shows the format. A dry run does not play a whole round.
-    specs = group_specs(trainer.items["train"].spec(0, "sample-0"), args.num_generations)
-    group = list(trainer.collector.play([specs])[0].trajectories)
-    pairs = pair_rows(to_groups(group), trainer._selector, margin=args.pair_margin)
-    return [
-        f"environments      {', '.join(ids)}",
-        f"round             {args.groups_per_round} groups of {args.num_generations} = "
-        f"{args.groups_per_round * args.num_generations} episodes, pairs by {args.pair_selector} above a margin of "
-        f"{args.pair_margin:g}; {args.n_steps_per_round} steps on them",
-        f"optimizer step    {batch} pairs in micro-batches of {args.per_device_train_batch_size}",
-        f"steps             {n_steps}, so {math.ceil(n_steps / args.n_steps_per_round)} rounds",
-        _of_dpo(args),
-        *_trained(trainer),
-        *_budgets(trainer),
-        *_forks(trainer),
-        *_episodes(group),
-        f"pairs of it       {len(pairs)}",
-        *(
-            _first_pair(pairs, cast("ChatCodec", trainer.collector.codec), colour)
-            if pairs
-            else _first_rows(group, cast("ChatCodec", trainer.collector.codec), colour)
-        ),
     ]
 
 
@@ -229,7 +195,7 @@ def _objective(trainer: EnvGRPOTrainer) -> str:
     return f"{algorithm.name}, KL coefficient {coefficient}"
 
 
-def _budgets(trainer: EnvGRPOTrainer | EnvDPOTrainer) -> list[str]:
+def _budgets(trainer: EnvGRPOTrainer) -> list[str]:
     collector, limits = trainer.collector, trainer.collector.limits
     return [
         f"tokens            {trainer.policy.max_model_len} of context; {limits.max_completion_tokens} behind the first "
@@ -239,7 +205,7 @@ def _budgets(trainer: EnvGRPOTrainer | EnvDPOTrainer) -> list[str]:
     ]
 
 
-def _forks(trainer: EnvGRPOTrainer | EnvDPOTrainer) -> list[str]:
+def _forks(trainer: EnvGRPOTrainer) -> list[str]:
     diagnosis = diagnose(cast("ChatCodec", trainer.collector.codec))
     forked = [f"{case.role} after {case.after}" for case in diagnosis.cases if case.forks]
     if not forked:

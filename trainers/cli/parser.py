@@ -61,6 +61,7 @@ EXAMPLES = {
     "grpo": """
   llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo --max-steps 20 --algorithm dapo
   llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --out runs/both
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/pairs --algorithm pairwise
   llm-envs train grpo --agent my_agent.py:ENV --model DIR --out runs/agent --max-steps 20
   llm-envs train grpo --config grpo.yaml --learning-rate 1e-6 --dry-run
 """,
@@ -70,8 +71,8 @@ EXAMPLES = {
   llm-envs train ppo --config ppo.yaml --dry-run
 """,
     "dpo": """
-  llm-envs train dpo --env llm/Calculator-v0 --model DIR --out runs/online --group-size 8
-  llm-envs train dpo --source pairs.jsonl --model DIR --out runs/offline --loss-type ipo
+  llm-envs train dpo --source runs/collected --model DIR --out runs/dpo
+  llm-envs train dpo --source pairs.jsonl --model DIR --out runs/dpo --loss-type ipo
   llm-envs train dpo --config dpo.yaml --beta 0.05
 """,
     "sft-rl": """
@@ -162,16 +163,15 @@ def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[A
 
 
 def read_played(chosen: Any) -> Any:
-    """Return what a training plays: the environment or the agent. None: a data set is given.
+    """Return what a training plays: the environment or the agent.
 
     Args:
-        chosen: The training's options, with `env`, `agent` and perhaps `source`.
+        chosen: The training's options, with `env` and `agent`.
 
     Raises:
         InvalidConfigError: If not exactly one is given, or the one that is cannot be read.
     """
-    names = [name for name in ("env", "agent", "source") if hasattr(chosen, name)]
-    check_one({f"--{name}": getattr(chosen, name) for name in names})
+    check_one({"--env": chosen.env, "--agent": chosen.agent})
     return load_agent(chosen.agent) if chosen.agent else read_environment(chosen.env)
 
 

@@ -12,10 +12,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -26,13 +24,18 @@ from trl.data_utils import extract_prompt
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.data.datasets import Selector, all_pairs, best_worst, fit_rows, preference_pairs, to_groups
+from llm_envs.data.datasets import fit_rows, preference_rows, to_groups
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import from_messages
-from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.prompts import read_jsonl
 from llm_envs.trainers.dpo.config import EnvDPOConfig
-from llm_envs.trainers.functional.pairs import PairSelector
+from llm_envs.trainers.functional.pairs import (
+    PairSelector,
+    all_pairs,
+    best_worst_pairs,
+    random_pairs,
+    similar_length_pairs,
+)
 from llm_envs.trainers.sft.source import first_record, in_tokens_of, load_source
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -41,13 +44,8 @@ __all__ = [
     "PairCollator",
     "as_dataset",
     "check_tokenizer",
-    "choose_length_controlled",
-    "choose_random",
     "fit_pairs",
-    "lift_pairs",
     "load_pairs",
-    "make_selector",
-    "pair_metrics",
     "pair_rows",
 ]
 
@@ -83,74 +81,44 @@ class PairCollator(DataCollatorForPreference):
         return batch
 
 
-def make_selector(args: EnvDPOConfig) -> Selector:
-    """Return the selector named in the settings. "random" and "length" choose only among pairs above the margin."""
-    if args.pair_selector == "random":
-        return partial(choose_random, seed=args.seed, n_per_group=args.pairs_per_group, margin=args.pair_margin)
-    if args.pair_selector == "length":
-        return partial(choose_length_controlled, max_ratio=args.pair_length_ratio, margin=args.pair_margin)
-    return all_pairs if args.pair_selector == "all" else best_worst
-
-
-def choose_random(
-    members: Sequence[Trajectory], *, seed: int, n_per_group: int = 1, margin: float = 0.0
-) -> list[tuple[Trajectory, Trajectory]]:
-    """Return up to `n_per_group` different pairs of a group, drawn uniformly from all above the margin.
-
-    The draw depends only on the seed, the group's id and its rewards.
-    """
-    # The seed depends on the group and not on earlier draws, so a resumed run draws the same pairs.
-    candidates = _above(members, margin)
-    random = Random(derive_seed(seed, "pairs", members[0].group_id)) if members else Random(0)
-    return random.sample(candidates, min(n_per_group, len(candidates)))
-
-
-def choose_length_controlled(
-    members: Sequence[Trajectory], *, max_ratio: float = 1.25, margin: float = 0.0
-) -> list[tuple[Trajectory, Trajectory]]:
-    """Return the pair of a group with the greatest difference in reward among those of similar length, if any.
-
-    DPO picks up length as a shortcut if the chosen episodes are systematically longer or shorter. Ties are broken by
-    closeness in length, then by order.
-
-    Args:
-        members: The episodes of one group.
-        max_ratio: Neither episode has more sampled tokens than this many times the other's.
-        margin: The rewards differ by more than this.
-    """
-
-    def lengths(pair: tuple[Trajectory, Trajectory]) -> tuple[int, int]:
-        one, other = (trajectory.n_sampled_tokens for trajectory in pair)
-        return min(one, other), max(one, other)
-
-    similar = [pair for pair in _above(members, margin) if lengths(pair)[1] <= max_ratio * lengths(pair)[0]]
-    # The first key is minus the gap in reward, so the greatest gap comes first.
-    ordered = sorted(similar, key=lambda pair: (pair[1].reward - pair[0].reward, lengths(pair)[1] - lengths(pair)[0]))
-    return ordered[:1]
-
-
-def lift_pairs(pair_selector: PairSelector) -> Selector:
-    """Turn a selector on rewards and group ids (`functional.pairs`) into one on trajectories."""
-
-    def selector(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
-        # The members are one group, so all of them get the id 0.
-        rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
-        pairs_P2 = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long))
-        return [(members[better], members[worse]) for better, worse in pairs_P2.tolist()]
-
-    return selector
-
-
-def pair_rows(groups: Iterable[TrajectoryGroup], selector: Selector, *, margin: float = 0.0) -> list[Row]:
+def pair_rows(groups: Iterable[TrajectoryGroup], args: EnvDPOConfig, selector: PairSelector | None = None) -> list[Row]:
     """Return pairs of groups as token rows: ids, masks, rewards, origin and messages.
 
     Ties are always left out, and so are pairs with equal tokens, which teach nothing.
 
+    Args:
+        groups: The groups; a selector sees the scored episodes of one at a time, with its number as their id.
+        args: The settings; `pair_margin`, and without a selector those of choosing pairs, are used.
+        selector: Chooses the pairs; None: the one of `args.pair_selector`.
+
     Raises:
-        InvalidConfigError: If a group's episodes have several seeds or environments, or what `preference_pairs` raises.
+        InvalidConfigError: If a group's episodes have several seeds or environments, or what `preference_rows` raises.
     """
-    rows = preference_pairs(map(_checked, groups), selector=selector, margin=margin)
+    pairs: list[tuple[Trajectory, Trajectory]] = []
+    for number, group in enumerate(map(_checked, groups)):
+        members = group.scored
+        if len(members) > 1:
+            places_P2 = _select(members, number, args, selector)
+            pairs += [(members[one], members[other]) for one, other in places_P2.tolist()]
+    rows = preference_rows(pairs, margin=args.pair_margin)
     return [row for row in rows if row["chosen_ids"] != row["rejected_ids"]]
+
+
+def _select(
+    members: Sequence[Trajectory], number: int, args: EnvDPOConfig, selector: PairSelector | None
+) -> torch.Tensor:
+    """Return the pairs of a group as places of its members, shape (P, 2)."""
+    rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
+    ids_B = torch.full((len(members),), number)
+    if selector is not None:
+        return selector(rewards_B, ids_B)
+    margin = args.pair_margin
+    if args.pair_selector == "random":
+        return random_pairs(rewards_B, ids_B, seed=args.seed, n_per_group=args.pairs_per_group, margin=margin)
+    if args.pair_selector == "length":
+        lengths_B = torch.tensor([trajectory.n_sampled_tokens for trajectory in members])
+        return similar_length_pairs(rewards_B, ids_B, lengths_B, max_ratio=args.pair_length_ratio, margin=margin)
+    return (all_pairs if args.pair_selector == "all" else best_worst_pairs)(rewards_B, ids_B)
 
 
 def fit_pairs(rows: Sequence[Row], max_length: int | None, overlong: str) -> tuple[list[Row], dict[str, int]]:
@@ -185,7 +153,10 @@ def fit_pairs(rows: Sequence[Row], max_length: int | None, overlong: str) -> tup
 
 
 def load_pairs(
-    source: str | Path | Dataset | Sequence[Trajectory], codec: ChatCodec, args: EnvDPOConfig, selector: Selector
+    source: str | Path | Dataset | Sequence[Trajectory],
+    codec: ChatCodec,
+    args: EnvDPOConfig,
+    selector: PairSelector | None = None,
 ) -> list[Row]:
     """Return the pairs of a saved data set, or of trajectories, as token rows of the trained model.
 
@@ -194,8 +165,8 @@ def load_pairs(
             with `group_id` and `reward`); pairs as token rows (`llm-envs export --to pairs`); or pairs of messages,
             TRL's `prompt`, `chosen` and `rejected` (a JSONL file, a folder of `datasets`, a `datasets.Dataset`).
         codec: Codec of the model to train.
-        args: The settings; `pair_margin` and `encode_messages` are used.
-        selector: Chooses pairs, if the source has episodes.
+        args: The settings of choosing pairs, and `encode_messages`.
+        selector: Chooses pairs, if the source has episodes; None: the one of `args.pair_selector`.
 
     Raises:
         InvalidConfigError: If no pair is left, tokens have no masks or another tokenizer's ids, or messages are wrong.
@@ -209,7 +180,7 @@ def load_pairs(
     else:
         groups = [_messages_group(number, row, codec) for number, row in enumerate(table)]
         # Each of these groups is one given pair, so its best and worst member are that pair.
-        rows = pair_rows(groups, best_worst, margin=args.pair_margin)
+        rows = pair_rows(groups, args, best_worst_pairs)
     if not rows:
         n = f"{len(table)} pairs" if table is not None else "the episodes"
         raise InvalidConfigError(
@@ -254,31 +225,6 @@ def as_dataset(rows: Sequence[Row], args: EnvDPOConfig) -> Dataset:
     return load_from_disk(str(folder))
 
 
-def pair_metrics(pairs: Sequence[Row], n_groups: int) -> dict[str, float]:
-    """Return the metrics of a round's pairs.
-
-    Args:
-        pairs: The pairs, at least one.
-        n_groups: Number of groups requested.
-
-    Returns:
-        `n`; `groups`, the share of groups with a pair; the mean `reward_gap`; and `length_gap`, by how many of the
-        agent's tokens the chosen episode is longer, on average.
-    """
-    gaps = [pair["chosen_reward"] - pair["rejected_reward"] for pair in pairs]
-    longer = [sum(pair["chosen_mask"]) - sum(pair["rejected_mask"]) for pair in pairs]
-    return {
-        "n": float(len(pairs)),
-        "groups": len({pair["group_id"] for pair in pairs}) / n_groups,
-        "reward_gap": sum(gaps) / len(gaps),
-        "length_gap": sum(longer) / len(longer),
-    }
-
-
-def _above(members: Sequence[Trajectory], margin: float) -> list[tuple[Trajectory, Trajectory]]:
-    return [pair for pair in all_pairs(members) if pair[0].reward - pair[1].reward > margin]
-
-
 def _checked(group: TrajectoryGroup) -> TrajectoryGroup:
     """Return the group, if its episodes can be compared."""
     played = {(t.env_id, t.seed, json.dumps(dict(t.env_kwargs), sort_keys=True)) for t in group.scored}
@@ -318,7 +264,7 @@ def _has_pairs(names: Iterable[str]) -> bool:
     return {"chosen", "rejected"} <= set(names) or {"chosen_ids", "rejected_ids"} <= set(names)
 
 
-def _rows_of_episodes(source: Any, codec: ChatCodec, args: EnvDPOConfig, selector: Selector) -> list[Row]:
+def _rows_of_episodes(source: Any, codec: ChatCodec, args: EnvDPOConfig, selector: PairSelector | None) -> list[Row]:
     """Return the pairs of a source of episodes."""
     loaded = load_source(source, codec) if isinstance(source, str | Path | Dataset) else list(source)
     if loaded and not isinstance(loaded[0], Trajectory):
@@ -334,7 +280,7 @@ def _rows_of_episodes(source: Any, codec: ChatCodec, args: EnvDPOConfig, selecto
             "there are episodes without tokens (played through a chat API, or without a codec), so that no masks are "
             "known: collect with codec=ChatCodec(tokenizer), or have their messages encoded: encode_messages=True."
         )
-    rows = pair_rows(to_groups(trajectories), selector, margin=args.pair_margin)
+    rows = pair_rows(to_groups(trajectories), args, selector)
     check_tokenizer(rows, codec)
     return rows
 

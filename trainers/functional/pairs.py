@@ -27,6 +27,7 @@ __all__ = [
     "pair_slopes",
     "random_pairs",
     "sequence_log_ratios",
+    "similar_length_pairs",
 ]
 
 PairSelector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -79,22 +80,23 @@ def best_worst_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torc
 
 
 def random_pairs(
-    rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, seed: int, n_per_group: int = 1
+    rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, seed: int, n_per_group: int = 1, margin: float = 0.0
 ) -> torch.Tensor:
-    """Return up to `n_per_group` different pairs of each group, drawn uniformly from `all_pairs`.
+    """Return up to `n_per_group` different pairs of each group, drawn uniformly from those above the margin.
 
     Args:
         rewards_B: Shape (B,); NaN for a missing score.
         group_ids_B: Shape (B,), ints. A group's draw depends only on the seed, its id and its number of pairs.
         seed: Not negative. Use another seed for each batch with the same ids.
         n_per_group: At least 1.
+        margin: The rewards differ by more than this; at least 0.
 
     Returns:
         int64 of shape (P, 2), ordered by group id.
     """
     if n_per_group < 1 or seed < 0:
         raise ValueError(f"{n_per_group=} must be at least 1 and {seed=} at least 0.")
-    candidates_P2 = all_pairs(rewards_B, group_ids_B)
+    candidates_P2 = create_margin_pairs(margin)(rewards_B, group_ids_B)
     ids_P = group_ids_B[candidates_P2[:, 0]]
     drawn = []
     for group_id in torch.unique(ids_P).tolist():
@@ -104,6 +106,41 @@ def random_pairs(
         order = torch.randperm(len(places), generator=generator)[:n_per_group].to(places.device)
         drawn.append(candidates_P2[places[order]])
     return torch.cat(drawn) if drawn else candidates_P2
+
+
+def similar_length_pairs(
+    rewards_B: torch.Tensor,
+    group_ids_B: torch.Tensor,
+    lengths_B: torch.Tensor,
+    *,
+    max_ratio: float = 1.25,
+    margin: float = 0.0,
+) -> torch.Tensor:
+    """Return each group's pair of greatest difference in reward among those of similar length, if any.
+
+    DPO picks up length as a shortcut if the chosen episodes are systematically longer or shorter. Ties are broken by
+    closeness in length, then by order.
+
+    Args:
+        rewards_B: Shape (B,); NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        lengths_B: Shape (B,), sampled tokens.
+        max_ratio: Neither row has more tokens than this many times the other's.
+        margin: The rewards differ by more than this; at least 0.
+
+    Returns:
+        int64 of shape (P, 2), ordered by group id.
+    """
+    candidates_P2 = create_margin_pairs(margin)(rewards_B, group_ids_B)
+    short_P, long_P = lengths_B[candidates_P2].aminmax(dim=1)
+    best: dict[int, tuple[tuple[float, int], list[int]]] = {}
+    for place in torch.nonzero(long_P <= max_ratio * short_P).flatten().tolist():
+        one, other = candidates_P2[place].tolist()
+        key = float(rewards_B[other] - rewards_B[one]), int(long_P[place] - short_P[place])
+        group_id = int(group_ids_B[one])
+        if group_id not in best or key < best[group_id][0]:
+            best[group_id] = key, [one, other]
+    return candidates_P2.new_tensor([best[group_id][1] for group_id in sorted(best)]).reshape(-1, 2)
 
 
 def sequence_log_ratios(

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_dtype", "has_bf16", "has_linear_attention", "skips_compilation"]
+__all__ = ["allow_amx", "cpu_dtype", "has_bf16", "has_linear_attention", "skips_compilation"]
 
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
@@ -16,6 +16,17 @@ _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 _COMPILATION_SETTINGS = frozenset({"enforce_eager", "no_enforce_eager", "compilation_config", "optimization_level"})
 
 _told: set[str] = set()
+
+
+def allow_amx() -> None:
+    """Ask the kernel for the registers of AMX; without effect on a processor without them.
+
+    vLLM's attention in bfloat16 uses them without asking. A process in which nothing else has asked before, as with a
+    small model, ends by an illegal instruction.
+    """
+    import torch
+
+    getattr(torch.cpu, "_init_amx", bool)()
 
 
 def has_bf16(cpuinfo: str) -> bool:

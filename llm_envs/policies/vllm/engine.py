@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.inference.cpu import cpu_dtype, has_linear_attention, skips_compilation
+from llm_envs.policies.inference.cpu import allow_amx, cpu_dtype, has_linear_attention, skips_compilation
 from llm_envs.policies.vllm.engine_format import nothing, sampled_so_far, to_logps, to_sampled, to_vllm
 from llm_envs.policies.vllm.lockstep import Agreed, Lockstep
 from llm_envs.policies.vllm.weights import load_weights
@@ -79,6 +79,7 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         "disable_log_stats": True,
     } | engine_args
     if current_platform.is_cpu():
+        allow_amx()
         # When vLLM reads a prompt in chunks, it rewinds the generator of a seeded request. A CPU generator cannot be
         # rewound, and the engine crashes ("CPU Generator does not use offset").
         settings.setdefault("enable_chunked_prefill", False)

@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llm_envs.policies.inference.cpu import allow_amx
 from llm_envs.policies.vllm.deltas import apply_delta
 from llm_envs.policies.vllm.weights import repacking
 
 __all__ = ["WorkerExtension"]
 
 if "vllm" in sys.modules:  # in a server, which makes its weight transfer after it has loaded this extension
+    allow_amx()
     with suppress(ImportError):  # a vLLM without these classes: it refuses the backend, and all else works
         from llm_envs.policies.vllm.gloo import register_gloo
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from llm_envs.data import (
-    all_pairs,
-    best_worst,
     from_dataset,
     preference_pairs,
+    preference_rows,
     sft_rows,
     to_dataset,
     to_groups,
@@ -295,21 +294,18 @@ class TestPreferencePairs:
     def members(self, pairs: list[dict[str, Any]]) -> list[tuple[int, int]]:
         return [(pair["chosen_member"], pair["rejected_member"]) for pair in pairs]
 
-    def test_selectors_and_margin(self) -> None:
-        groups = to_groups([self.episode(m, reward) for m, reward in enumerate([0.5, 1.0, 0.0, 1.0, 0.0])])
-        assert self.members(preference_pairs(groups)) == [(1, 2)]
-        pairs = preference_pairs(groups, selector=all_pairs)
-        assert self.members(pairs) == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (3, 0), (3, 2), (3, 4)]
-        wide = preference_pairs(groups, selector=all_pairs, margin=0.5)
-        assert self.members(wide) == [(1, 2), (1, 4), (3, 2), (3, 4)]  # 0.5 is not more than 0.5
-        last_first = preference_pairs(groups, selector=lambda members: [(members[3], members[2])])
-        assert self.members(last_first) == [(3, 2)]
+    def test_the_best_against_the_worst_with_a_margin(self) -> None:
+        episodes = [self.episode(m, reward) for m, reward in enumerate([0.5, 1.0, 0.0, 1.0, 0.0])]
+        assert self.members(preference_pairs(to_groups(episodes))) == [(1, 2)]
+        assert preference_pairs(to_groups(episodes), margin=1.0) == []  # 1 is not more than 1
+        every = [(one, other) for one in episodes for other in episodes]
+        wide = preference_rows(every, margin=0.5)
+        assert self.members(wide) == [(1, 2), (1, 4), (3, 2), (3, 4)]
 
     def test_a_tie_is_never_a_pair_and_a_group_of_one_is_none(self) -> None:
-        tied = to_groups([self.episode(0, 0.5), self.episode(1, 0.5)])
-        assert preference_pairs(tied) == preference_pairs(tied, selector=all_pairs) == []
-        assert preference_pairs(tied, selector=lambda members: [(members[0], members[1])]) == []
-        assert preference_pairs(to_groups([self.episode(0, 0.5)])) == best_worst([]) == all_pairs([]) == []
+        tied = [self.episode(0, 0.5), self.episode(1, 0.5)]
+        assert preference_pairs(to_groups(tied)) == preference_rows([(tied[0], tied[1])]) == []
+        assert preference_pairs(to_groups([self.episode(0, 0.5)])) == preference_pairs([]) == []
 
     def test_what_was_not_scored_is_left_out(self) -> None:
         errored = collect(with_failures(HashingTokenPolicy(CODEC, DIGITS), 1.0), n=1, max_retries=0)

@@ -11,8 +11,7 @@
 | ids from another tokenizer | `test_ids_of_another_tokenizer`; episodes and messages are encoded anew for SFT: |
 | | test_sft.py::test_episodes_of_another_tokenizer_or_none_are_encoded_from_their_messages |
 | a checkpoint of another algorithm | `test_checkpoints_of_another_algorithm`, `test_..._from_python` |
-| ... of online DPO, offline | `test_checkpoints_of_online_preferences` |
-| ... of another algorithm, by online DPO | test_dpo.py::test_checkpoints_of_another_trainer_are_refused |
+| ... of online DPO, which earlier versions had | test_dpo.py::test_a_checkpoint_of_online_dpo_is_refused_by_name |
 | a checkpoint that is not there, not whole, or another's adapter | `test_nothing_to_go_on_from` |
 | a folder with the checkpoints of another run, or a file | `test_an_output_folder_that_is_taken` |
 | an environment and a data set, or neither | `test_what_is_learned_must_be_said_once` |
@@ -181,19 +180,8 @@ def test_checkpoints_of_another_algorithm_from_python(name: str, place: Path, ti
     for other in set(ALGORITHMS) - {name}:
         with pytest.raises(LLMEnvsError, match=r"is a checkpoint of|is no checkpoint of|not one of EnvPPOTrainer's"):
             trainer.train(resume_from_checkpoint=str(place / other / "checkpoint-1"))
-    if name != "sft":
+    if name in ("grpo", "ppo"):
         trainer.close()
-
-
-def test_checkpoints_of_online_preferences(place: Path, tiny_folder: str, tmp_path: Path) -> None:
-    settings = {**COMMON, "output_dir": str(tmp_path), "save_steps": 1}
-    played = EnvDPOConfig(**settings, **PLAYS, num_generations=4, groups_per_round=4)
-    online = EnvDPOTrainer(tiny_folder, ENV, played)
-    online.train()
-    online.close()
-    offline = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
-    with pytest.raises(LLMEnvsError, match="is one of online DPO: start from its weights as a model"):
-        offline.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_nothing_to_go_on_from(
@@ -232,16 +220,17 @@ def test_an_output_folder_that_is_taken(place: Path, tiny_folder: str, capsys: p
 
 
 def test_what_is_learned_must_be_said_once(place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(place, "sft", tiny_folder, "--env", ENV) == 2
+    assert "are given, one is needed" in said(capsys, place)
     for name in ("sft", "dpo"):
-        assert train(place, name, tiny_folder, "--env", ENV) == 2
-        assert "are given, one is needed" in said(capsys, place)
         bare = ["train", name, "--model_name_or_path", tiny_folder, "--output_dir", str(place / "out")]
         assert main(bare) == 2
         assert "none is given, one is needed" in said(capsys, place)
-        assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
-        assert "Did you mean llm/Countdown-v0" in said(capsys, place)
-    assert main([*bare, "--env", ENV, "--eval_source", "pairs.jsonl"]) == 2
-    assert "--eval-source goes with --source" in said(capsys, place)
+    assert train(place, "dpo", tiny_folder, "--env", ENV) == 2
+    assert "--env" in said(capsys, place)
+    bare[1] = "sft"
+    assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
+    assert "Did you mean llm/Countdown-v0" in said(capsys, place)
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo"])
@@ -289,7 +278,6 @@ def test_models_that_are_none(
 @pytest.mark.parametrize(
     ("name", "settings", "match"),
     [
-        ("dpo", ["--num_generations", "1"], "num_generations=1; it must be at least 2: a pair is two episodes"),
         ("dpo", ["--loss_type", "mine", "--overlong", "keep"], "overlong='keep'; it must be one of drop, cut"),
         ("grpo", ["--num_generations", "1"], "2 generations"),
         ("grpo", ["--env_kwargs", '{"difficulty": 3'], "env_kwargs is .*must be a dict or a JSON object"),

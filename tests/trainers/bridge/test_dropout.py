@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from dense_env import DenseEnv
+from preferences import message_pairs
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from llm_envs.errors import ModelError
@@ -80,10 +81,11 @@ def test_the_places_are_counted():
     assert describe_dropout(both) == "0.25 in 0 and 1 more place"
 
 
+PLAYED = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 64}
 TRAINERS = {
-    "grpo": (EnvGRPOTrainer, EnvGRPOConfig, {"beta": 0.1, "num_generations": 4}),
-    "ppo": (EnvPPOTrainer, EnvPPOConfig, {"beta": 0.1}),
-    "dpo": (EnvDPOTrainer, EnvDPOConfig, {"groups_per_round": 4, "num_generations": 2, "steps_per_round": 1}),
+    "grpo": (EnvGRPOTrainer, EnvGRPOConfig, {"beta": 0.1, "num_generations": 4, **PLAYED}),
+    "ppo": (EnvPPOTrainer, EnvPPOConfig, {"beta": 0.1, **PLAYED}),
+    "dpo": (EnvDPOTrainer, EnvDPOConfig, {}),
 }
 
 
@@ -111,10 +113,12 @@ def make_trainer(folder, tmp_path):
 
     def build(kind="grpo", settings=None, **arguments):
         trainer_class, config, own = TRAINERS[kind]
-        common = {"max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 64, "max_turn_tokens": 8}
+        common = {"max_steps": 1, "per_device_train_batch_size": 4}
         common |= {"gradient_checkpointing": False, "bf16": False, "logging_steps": 1, "save_strategy": "no"}
-        common |= {"report_to": "none", "num_train_seeds": 64, "disable_tqdm": True, "learning_rate": 0.0}
+        common |= {"report_to": "none", "disable_tqdm": True, "learning_rate": 0.0}
         args = config(str(tmp_path / "out"), **common | own | (settings or {}))
+        if kind == "dpo":
+            return trainer_class(folder, args, source=message_pairs(), **arguments)
         trainers.append(trainer_class(folder, EnvChoice("dense", factory=DenseEnv), args, **arguments))
         return trainers[-1]
 

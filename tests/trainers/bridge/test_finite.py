@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dense_env import DenseEnv
+from preferences import message_pairs
 from transformers import AutoTokenizer, TrainerCallback
 
 from llm_envs.chat import ChatCodec
@@ -65,9 +66,8 @@ def ppo(model: str, **changes: Any) -> Any:
 
 
 def dpo(model: str, **changes: Any) -> Any:
-    rounds = {"groups_per_round": 4, "num_generations": 2, "steps_per_round": 1}
-    args = EnvDPOConfig(**ANY | PLAYED | rounds | changes)
-    return EnvDPOTrainer(model, DENSE, args, reference_update_fn=create_ema_update(0.5))
+    update = create_ema_update(0.5)
+    return EnvDPOTrainer(model, EnvDPOConfig(**ANY | changes), source=message_pairs(), reference_update_fn=update)
 
 
 @pytest.fixture

@@ -111,19 +111,15 @@ PPO = """
 """
 DPO = """
     import sys
-    from llm_envs.sources.source import EnvChoice
-    from llm_envs.testing import NumbersEnv
+    from datasets import Dataset
     from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
-    class LengthEnv(NumbersEnv):  # so that the replies of a group differ in reward
-        def step(self, action):
-            return "", float(len(action)), True, False, {}
-    args = EnvDPOConfig(output_dir=sys.argv[2], max_steps=1, per_device_train_batch_size=4, num_generations=4,
-        groups_per_round=4, max_completion_length=16, max_turn_tokens=8, report_to="none", seed=11, logging_steps=1,
-        hub_model_id="you/model", use_cpu=True, gradient_checkpointing=False, num_train_seeds=8)
-    trainer = EnvDPOTrainer(sys.argv[1], EnvChoice("length", factory=LengthEnv), args)
+    says = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    pairs = Dataset.from_list([{"prompt": [{"role": "user", "content": "Go"}], **says}])
+    args = EnvDPOConfig(output_dir=sys.argv[2], max_steps=1, report_to="none", seed=11, logging_steps=1, use_cpu=True,
+        hub_model_id="you/model", gradient_checkpointing=False)
+    trainer = EnvDPOTrainer(sys.argv[1], args, source=pairs)
     trainer.train()
     trainer.push_to_hub()
-    trainer.close()
 """
 
 
@@ -148,7 +144,7 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert "Not evaluated on held-out episodes." in card and "| env/success | 0 |" in card
     elif code is DPO:
-        assert '| train | `length` | `{"split": "train"}` | 1 |' in card
+        assert "It was trained on stored episodes." in card
         assert "| loss | 0.6931 |" in card  # ln 2, before the first step
     else:
         assert '| train, by the oracle | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card

@@ -275,7 +275,7 @@ SFT_ALWAYS = {
 
 
 def test_every_field_of_dpo_and_sft_is_classified():
-    dpo = named(dpo_cases(EnvDPOConfig(**BARE), is_online=True, has_selector=False))
+    dpo = named(dpo_cases(EnvDPOConfig(**BARE), has_selector=False))
     assert of_trl(DPOConfig) - dpo == DPO_ALWAYS
     sft = named(sft_cases(EnvSFTConfig(**BARE), is_played=True, has_trajectories=False))
     assert of_trl(SFTConfig) - sft == SFT_ALWAYS
@@ -286,33 +286,20 @@ def test_every_field_of_dpo_and_sft_is_classified():
 @pytest.mark.parametrize(
     ("settings", "given", "words"),
     [
-        (
-            {"truncation_mode": "keep_end"},
-            {"env": DENSE},
-            "truncation_mode='keep_end' has no effect: pairs are encoded",
-        ),
-        ({"pairs_per_group": 2}, {"env": DENSE}, "pairs_per_group=2 has no effect: pair_selector is not 'random'"),
-        ({"pair_length_ratio": 2.0}, {"env": DENSE}, "pair_length_ratio=2.0 has no effect"),
-        ({"pair_selector": "all"}, {"env": DENSE, "selector": list}, "pair_selector='all' has no effect: selector"),
-        ({"encode_messages": True}, {"env": DENSE}, "encode_messages=True has no effect"),
-        (
-            {"groups_per_round": 8, "max_turns": 3},
-            {"source": []},
-            "groups_per_round=8, max_turns=3 has no effect",
-        ),
-        ({"vllm_max_model_length": 9}, {"env": DENSE}, "vllm_max_model_length=9 has no effect: use_vllm is False"),
-        ({"vllm_mode": "server"}, {"env": DENSE}, "vllm_mode='server' has no effect: use_vllm is False"),
-        ({"use_vllm": True, "vllm_num_servers": 2}, {"env": DENSE}, "vllm_num_servers=2 has no effect: vllm_mode"),
-        ({"label_smoothing": 0.1}, {"env": DENSE}, "label_smoothing=0.1 has no effect: loss_type sigmoid"),
-        ({"discopop_tau": 0.1}, {"env": DENSE}, "discopop_tau=0.1 has no effect"),
-        ({"f_alpha_divergence_coef": 0.1}, {"env": DENSE}, "f_alpha_divergence_coef=0.1 has no effect"),
-        ({"ref_model_sync_steps": 1}, {"env": DENSE}, "ref_model_sync_steps=1 has no effect: sync_ref_model is False"),
-        ({"precompute_ref_batch_size": 1}, {"env": DENSE}, "precompute_ref_batch_size=1 has no effect"),
+        ({"truncation_mode": "keep_end"}, {}, "truncation_mode='keep_end' has no effect: pairs are encoded"),
+        ({"pairs_per_group": 2}, {}, "pairs_per_group=2 has no effect: pair_selector is not 'random'"),
+        ({"pair_length_ratio": 2.0}, {}, "pair_length_ratio=2.0 has no effect"),
+        ({"pair_selector": "all"}, {"selector": list}, "pair_selector='all' has no effect: selector"),
+        ({"label_smoothing": 0.1}, {}, "label_smoothing=0.1 has no effect: loss_type sigmoid"),
+        ({"discopop_tau": 0.1}, {}, "discopop_tau=0.1 has no effect"),
+        ({"f_alpha_divergence_coef": 0.1}, {}, "f_alpha_divergence_coef=0.1 has no effect"),
+        ({"ref_model_sync_steps": 1}, {}, "ref_model_sync_steps=1 has no effect: sync_ref_model is False"),
+        ({"precompute_ref_batch_size": 1}, {}, "precompute_ref_batch_size=1 has no effect"),
     ],
 )
 def test_dpo_refuses_what_has_no_effect(tiny_folder, settings, given, words):
     with pytest.raises(InvalidConfigError, match=words):
-        EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**BARE, **settings), **given)
+        EnvDPOTrainer(tiny_folder, EnvDPOConfig(**BARE, **settings), source=[], **given)
 
 
 @pytest.mark.parametrize(

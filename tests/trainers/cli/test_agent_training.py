@@ -51,7 +51,7 @@ SMALL = {
     "max-turn-tokens": 6,
     "num-train-seeds": 32,
 }
-OF = {"grpo": {"num-generations": 4, "workers": 2}, "ppo": {}, "dpo": {"num-generations": 4, "groups-per-round": 4}}
+OF = {"grpo": {"num-generations": 4, "workers": 2}, "ppo": {}}
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,13 @@ def test_both_neither_and_what_has_no_agent(
     tiny_folder: str, agent_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--model", tiny_folder, "--out", str(tmp_path / "run")]
-    for name in ("grpo", "ppo", "dpo"):
+    for name in OF:
         assert main(["train", name, "--agent", agent_file, "--env", "llm/Countdown-v0", *where]) == 2
         assert "--env and --agent are given, one is needed" in capsys.readouterr().err
         assert main(["train", name, *where]) == 2
         assert "none is given, one is needed" in capsys.readouterr().err
     assert main(["train", "grpo", "--agent", "no/such.py:ENV", *where]) == 2
     assert "the file no/such.py does not exist" in capsys.readouterr().err
-    assert main(["train", "sft", "--agent", agent_file, *where]) == 2
-    assert "--agent" in capsys.readouterr().err
+    for name in ("sft", "dpo"):
+        assert main(["train", name, "--agent", agent_file, *where]) == 2
+        assert "--agent" in capsys.readouterr().err

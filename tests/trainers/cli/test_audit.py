@@ -15,12 +15,14 @@ from audit_table import pages
 from peft import LoraConfig
 
 from llm_envs.cli.main import main
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.shaping import create_step_cost
 from llm_envs.spaces import TextSpace
-from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
+from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
 from llm_envs.trainers.cli.audit.parts import PARTS, Audit
 from llm_envs.trainers.cli.audit.run import audit_training
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DR_GRPO, GRPO, PER_TURN
+from llm_envs.trainers.functional.references import frozen_copy
 from llm_envs.trainers.loop import quick_start_training
 from llm_envs.types import ToolResult
 
@@ -104,11 +106,6 @@ def ppo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **change
     return finish(EnvPPOTrainer(model, ENV, args, **(kwargs or {})))
 
 
-def dpo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
-    of_dpo = {"num_generations": 4, "groups_per_round": 4, "per_device_train_batch_size": 4, **changes}
-    return finish(EnvDPOTrainer(model, ENV, EnvDPOConfig(**settings(folder, **of_dpo)), **(kwargs or {})))
-
-
 def loop(model: str, folder: Path) -> Path:
     small: dict[str, Any] = {"num_iterations": 2, "n_groups": 2, "group_size": 4, "max_turn_tokens": 16}
     quick_start_training(model, env=ENV, **small, learning_rate=1e-2, output_dir=folder, logger=lambda *_: None)
@@ -116,13 +113,12 @@ def loop(model: str, folder: Path) -> Path:
 
 
 def train_all(model: str, root: Path, **changes: Any) -> dict[str, Path]:
-    """Return a training with shaping, tools, a KL and two checkpoints, one by PPO and one by DPO."""
+    """Return a training with shaping, tools, a KL and two checkpoints, and one by PPO."""
     # With more tokens a turn, some turns end by themselves.
     more = {"per_device_train_batch_size": 16, "max_turn_tokens": 22, **changes}
     return {
         "grpo": grpo(model, root / "grpo", {"rewards": SHAPED, "algorithm": COSTLY}, **more),
         "ppo": ppo(model, root / "ppo", **changes),
-        "dpo": dpo(model, root / "dpo", **changes),
     }
 
 
@@ -183,7 +179,7 @@ def test_a_corruption_is_found_in_bfloat16(
     check_found(corruption, half_runs[corruption.trainer], tiny_folder, tmp_path / "run")
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo", "dpo"])
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
 def test_a_clean_run_in_bfloat16_is_silent(trainer: str, half_runs: dict[str, Path], tiny_folder: str) -> None:
     audit = audit_training(half_runs[trainer], model=tiny_folder, rewards=SHAPED if trainer == "grpo" else None)
     assert audit.first is None, str(audit.first)
@@ -205,8 +201,8 @@ def test_the_page_has_the_table() -> None:
 
 def test_a_clean_run_is_silent(trained: Path, tiny_folder: str) -> None:
     audit = audit_training(trained, model=tiny_folder, rewards=SHAPED)
-    check_clean(audit, "pairs")
-    assert {name: dict(part.missing) for name, part in audit.parts.items() if part.missing and name != "pairs"} == {}
+    check_clean(audit)
+    assert {name: dict(part.missing) for name, part in audit.parts.items() if part.missing} == {}
     assert audit.parts["log-probabilities"].n > 100 and audit.parts["loss"].n == 2 and audit.parts["metrics"].n == 6
 
 
@@ -220,7 +216,7 @@ def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Pat
         "kl_in_advantage": replace(PER_TURN, kl_coef=0.05, kl_in="advantage"),
     }
     folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": paid.get(algorithm, algorithm)})
-    check_clean(audit_training(folder), "pairs")
+    check_clean(audit_training(folder))
 
 
 @pytest.mark.parametrize(
@@ -235,35 +231,46 @@ def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Pat
     ids=["dapo", "template", "grpo", "dr_grpo", "batch"],
 )
 def test_clean_by_trls_settings(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
-    check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", **changes)), "pairs")
+    check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", **changes)))
 
 
 def test_clean_with_an_adapter(tiny_folder: str, tmp_path: Path) -> None:
     peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear"), "algorithm": COSTLY}
     audit = audit_training(grpo(tiny_folder, tmp_path / "run", peft))
-    check_clean(audit, "pairs")
+    check_clean(audit)
     assert audit.parts["loss"].n == 2 and not audit.parts["log-probabilities"].missing
 
 
 def test_an_adapter_that_does_not_begin_at_nothing_is_not_the_model(tiny_folder: str, tmp_path: Path) -> None:
     peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)}
     audit = audit_training(grpo(tiny_folder, tmp_path / "run", {**peft, "algorithm": "grpo"}))
-    check_clean(audit, "pairs")
+    check_clean(audit)
     assert audit.parts["loss"].n == 1
     assert any("--model" in why for why in audit.parts["log-probabilities"].missing)
 
 
 @pytest.mark.parametrize("changes", [{}, {"whiten_advantages": False, "discount": "turn", "gamma": 0.9}])
 def test_clean_by_ppo(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
-    check_clean(audit_training(ppo(tiny_folder, tmp_path / "run", **changes)), "pairs")
+    check_clean(audit_training(ppo(tiny_folder, tmp_path / "run", **changes)))
 
 
-def test_clean_by_dpo(runs: dict[str, Path]) -> None:
-    check_clean(audit_training(runs["dpo"]), "baselines", "advantages")
+def test_pairs_against_a_reference_that_a_function_made_have_no_loss(tiny_folder: str, tmp_path: Path) -> None:
+    pairs = {"algorithm": "pairwise", "ref_model_fn": frozen_copy}
+    audit = audit_training(grpo(tiny_folder, tmp_path / "run", pairs))
+    check_clean(audit, "loss")
+    assert audit.parts["loss"].n == 0 and audit.parts["log-probabilities"].n > 0
+
+
+def test_a_run_of_online_dpo_is_refused_by_name(trained: Path, tmp_path: Path) -> None:
+    """Earlier versions had it, and its record names it."""
+    shutil.copytree(trained, tmp_path / "run")
+    rewrite_record(tmp_path / "run", lambda lines: lines[0].update(trainer="dpo"))
+    with pytest.raises(InvalidConfigError, match="run is a run of online DPO"):
+        audit_training(tmp_path / "run")
 
 
 def test_clean_by_the_plain_loop(tiny_folder: str, tmp_path: Path) -> None:
-    check_clean(audit_training(loop(tiny_folder, tmp_path / "run")), "pairs")
+    check_clean(audit_training(loop(tiny_folder, tmp_path / "run")))
 
 
 def test_what_cannot_be_recomputed_is_said_and_never_equal(trained: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from llm_envs.trainers.functional.pairs import (
     pair_log_ratios,
     random_pairs,
     sequence_log_ratios,
+    similar_length_pairs,
 )
 
 NAN = float("nan")
@@ -33,7 +34,7 @@ def test_all_pairs_without_ties():
 
 
 def test_pairs_with_a_margin():
-    """The rewards differ by more than the margin, as with `pair_margin` of `EnvDPOConfig`."""
+    """The rewards differ by more than the margin, as with `EnvDPOConfig.pair_margin`."""
     assert create_margin_pairs(0.5)(REWARDS_B, IDS_B).tolist() == [[0, 2], [0, 5], [6, 2], [6, 5]]
     assert create_margin_pairs(0.7)(REWARDS_B, IDS_B).tolist() == [[0, 2], [6, 2]]
     assert create_margin_pairs(1.0)(REWARDS_B, IDS_B).tolist() == []
@@ -50,6 +51,19 @@ def test_random_pairs_are_of_all_pairs_and_follow_the_seed():
     three = random_pairs(REWARDS_B, IDS_B, seed=1, n_per_group=3)
     assert len({tuple(pair) for pair in three.tolist()}) == 3
     assert len(random_pairs(REWARDS_B, IDS_B, seed=1, n_per_group=99)) == 5
+    assert len(random_pairs(REWARDS_B, IDS_B, seed=1, n_per_group=99, margin=0.5)) == 4
+
+
+def test_pairs_of_similar_length():
+    """Row 6 is as good as row 0, but only row 0 is close in length to the worst."""
+    lengths_B = torch.tensor([12, 5, 10, 10, 50, 20, 30, 7])
+    pairs = partial(similar_length_pairs, REWARDS_B, IDS_B, lengths_B)
+    assert pairs().tolist() == [[0, 2]]
+    assert pairs(max_ratio=1.1).tolist() == []
+    assert pairs(max_ratio=1.5).tolist() == [[0, 2]]
+    assert similar_length_pairs(REWARDS_B, IDS_B, lengths_B.flip(0), max_ratio=1.5).tolist() == [[0, 5]]
+    assert pairs(max_ratio=3.0).tolist() == [[0, 2]]  # as great a difference as row 6, and closer in length
+    assert pairs(max_ratio=3.0, margin=1.0).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.vllm
 
 from transformers import TrainerCallback  # noqa: E402  (after the skip)
 
-from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
+from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
 from llm_envs.trainers.bridge.generation import GenerationPlayer  # noqa: E402
 
 ENV, GAP = "test/Say-v0", "sampling/guard_logps_gap"
@@ -134,43 +134,3 @@ def test_ppo_plays_ahead_too(train, tiny_folder, tmp_path):
     assert np.isfinite([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).all()
     assert [entry["sampling/staleness_max"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 1]
     trainer.close()
-
-
-def test_dpo_plays_its_next_rounds_ahead_and_resumes_with_them(tiny_folder, tmp_path):
-    """Rounds of two steps; the run that is resumed at step 2 equals the whole one."""
-
-    def run(n, resume=None, folder="whole"):
-        args = EnvDPOConfig(
-            str(tmp_path / folder),
-            use_vllm=True,
-            vllm_max_model_length=192,
-            async_generations=n,
-            max_steps=6,
-            groups_per_round=32,
-            steps_per_round=2,
-            num_generations=4,
-            max_completion_length=16,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=1,
-            learning_rate=1e-3,
-            report_to="none",
-            logging_steps=1,
-            save_strategy="steps",
-            save_steps=2,
-        )
-        trainer = EnvDPOTrainer(tiny_folder, ENV, args)
-        finish = Finish()
-        finish.trainer = trainer
-        trainer.add_callback(finish)
-        trainer.train(resume_from_checkpoint=resume)
-        ages = [entry.get("sampling/staleness_max") for entry in trainer.state.log_history if "loss" in entry]
-        assert trainer._player.n_begun == 0
-        trainer.close()
-        return ages, [p.detach().clone() for p in trainer.model.parameters()]
-
-    assert run(0, folder="synchronous")[0] == [None] * 6
-    ages, whole = run(2)
-    assert ages[::2] == [0, 2, 4] and ages[1::2] == [None] * 3
-    ages, resumed = run(2, resume=str(tmp_path / "whole" / "checkpoint-2"), folder="resumed")
-    for one, other in zip(resumed, whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

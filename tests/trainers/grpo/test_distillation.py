@@ -9,6 +9,7 @@ import torch
 from dense_env import DenseEnv
 from device import rounding, spy_on_batches
 from fake_server import Answer, fake_server, vllm_answers
+from preferences import message_pairs
 from transformers import TrainerCallback
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
@@ -274,5 +275,5 @@ def test_what_a_server_cannot_score_is_refused(tiny_folder, config, tmp_path):
             moved = {"ref_model_fn": served, "reference_update_fn": lambda reference, policy, **_: reference}
             EnvGRPOTrainer(tiny_folder, DENSE, config(), algorithm="distill", **moved)
         with pytest.raises(InvalidConfigError, match="EnvDPOTrainer scores pairs by a model in its process"):
-            args = EnvDPOConfig(output_dir=str(tmp_path), groups_per_round=8, num_generations=2)
-            EnvDPOTrainer(tiny_folder, DENSE, args, ref_model_fn=served)
+            args = EnvDPOConfig(output_dir=str(tmp_path))
+            EnvDPOTrainer(tiny_folder, args, source=message_pairs(), ref_model_fn=served)

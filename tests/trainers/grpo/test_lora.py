@@ -10,6 +10,7 @@ import torch
 from dense_env import DenseEnv
 from device import on_cpu, rounding
 from peft import LoraConfig, PeftModel, get_peft_model
+from preferences import message_pairs
 from safetensors.torch import load_file
 
 from llm_envs.policies.inference import load_model, token_logps
@@ -34,7 +35,7 @@ TRAINERS = {
     "sft": (EnvSFTTrainer, EnvSFTConfig, "llm/Arithmetic-v0", {"num_episodes": 16}),
     "grpo": (EnvGRPOTrainer, EnvGRPOConfig, DENSE, {"num_generations": 2}),
     "ppo": (EnvPPOTrainer, EnvPPOConfig, DENSE, {"value_learning_rate": 1e-2}),
-    "dpo": (EnvDPOTrainer, EnvDPOConfig, DENSE, {"groups_per_round": 4, "num_generations": 2, "steps_per_round": 1}),
+    "dpo": (EnvDPOTrainer, EnvDPOConfig, None, {}),
 }
 PLAYED = {"max_completion_length": 80, "max_turn_tokens": 6, "num_train_seeds": 64}
 
@@ -63,11 +64,12 @@ def make(tiny_folder, tmp_path):
             "report_to": "none",
             "disable_tqdm": True,
         }
-        settings |= own | ({} if name == "sft" else PLAYED)
+        settings |= own | (PLAYED if name in ("grpo", "ppo") else {})
         kwargs = {} if isinstance(model, PeftModel) else {"peft_config": peft_config or adapter()}
         if not isinstance(model, str):
             kwargs["processing_class"] = tiny_tokenizer()
-        made.append(kind(model, env, config(**{**settings, **changes}), **kwargs))
+        kwargs |= {"source": message_pairs()} if env is None else {"env": env}
+        made.append(kind(model, args=config(**{**settings, **changes}), **kwargs))
         return made[-1]
 
     yield build

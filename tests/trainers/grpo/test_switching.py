@@ -407,3 +407,14 @@ def test_ppo_takes_algorithms_without_advantages_only(tiny_folder, tmp_path):
     ):
         with pytest.raises(InvalidConfigError, match=match):
             EnvPPOTrainer(tiny_folder, DENSE, args, algorithm=given)
+
+
+def test_pairs_from_play_raise_the_reward(make):
+    """Seeds fixed in advance; the mean reward of the last five steps against the first five."""
+    settings = {"optim": "adamw_torch", "max_grad_norm": 1.0, "learning_rate": 1e-2, "max_steps": 20, "seed": 1}
+    settings |= {"per_device_train_batch_size": 64, "num_generations": 8}
+    trainer = make(settings, "test/Say-v0", algorithm="pairwise", ref_model_fn=frozen_copy)
+    trainer.train()
+    rewards = logged(trainer, "reward")
+    assert sum(rewards[:5]) / 5 < 0.2
+    assert sum(rewards[-5:]) / 5 > 0.5

@@ -1,16 +1,14 @@
-"""Audits what episodes earn: reward columns, the rows of the loss, group baselines, advantages, and DPO's pairs."""
+"""Audits what episodes earn: reward columns, the rows of the loss, group baselines and advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from llm_envs.data.datasets import to_groups
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.sources.source import EpisodeSpec
@@ -18,11 +16,8 @@ from llm_envs.trainers.bridge.advantages import with_advantages
 from llm_envs.trainers.bridge.batches import make_batch, rollout_output, row_places
 from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, score_episodes, with_overlong
 from llm_envs.trainers.bridge.learned import baselines, restore, reward_facts, row_digest
-from llm_envs.trainers.cli.audit.parts import Audit, Difference
+from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.stored import Started
-from llm_envs.trainers.dpo.config import EnvDPOConfig
-from llm_envs.trainers.dpo.pairs import fit_pairs, make_selector, pair_rows
-from llm_envs.trainers.dpo.record import pair_digest
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k1
@@ -30,7 +25,7 @@ from llm_envs.trainers.functional.masking import masked_whiten
 from llm_envs.trainers.ppo.estimates import Estimates, estimate
 from llm_envs.types import Trajectory
 
-__all__ = ["Recomputed", "audit_generation", "audit_pairs", "per_token", "present_algorithm"]
+__all__ = ["Recomputed", "audit_generation", "per_token", "present_algorithm"]
 
 CLOSE = (1e-4, 1e-5)
 """(relative, absolute) tolerance of advantages and baselines: float32, in another order of sums."""
@@ -306,50 +301,6 @@ def per_token(stored: Sequence[Sequence[float]] | None, batch: Batch) -> torch.T
         columns = batch.mask_BT[row].nonzero()[:, 0][: len(values)]
         out[row, columns] = torch.tensor(values[: len(columns)], dtype=torch.float32)
     return out
-
-
-def audit_pairs(audit: Audit, start: Started, record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Compare a round of DPO with the rewards and pairs of its episodes; return the pairs for the loss."""
-    run = start.run or {}
-    settings, where = run["settings"], {"file": start.record_file, "step": record["step"]}
-    groups = {*(group for group, _ in record["episodes"]), *(pair[0] for pair in record["pairs"])}
-    members = [t for t in start.trajectories.values() if t.group_id in groups]
-    paid = {(t.group_id, t.member): t.reward if t.status == "ok" else None for t in members}
-    for (group, member), stored in zip(record["episodes"], record["columns"]["reward"], strict=True):
-        kept: dict[str, Any] = {"what": "reward of the episode", "episode": f"{group}/{member}", "unit": "rewards"}
-        audit.compare(
-            "rewards", stored, paid.get((group, member)), by=pair_rows, tolerance=(1e-6, 1e-9), **kept, **where
-        )
-    if "selector" in run["unknown"] or run["processes"] > 1:
-        audit.parts["pairs"].lack("a selector of yours, or pairs of several processes, are not stored")
-        return None
-    names = ("pair_selector", "seed", "pairs_per_group", "pair_length_ratio", "pair_margin")
-    selector = make_selector(cast("EnvDPOConfig", SimpleNamespace(**{name: settings[name] for name in names})))
-    ordered = sorted(members, key=lambda t: (t.group_id, t.member))
-    try:
-        rows = pair_rows(to_groups(ordered), selector, margin=settings["pair_margin"])
-    except (LLMEnvsError, ValueError) as error:
-        audit.add(
-            Difference(
-                "pairs",
-                start.episodes_file,
-                "pairs",
-                "a round",
-                str(error),
-                "dpo.pairs.pair_rows",
-                **{"step": record["step"]},
-            )
-        )
-        return None
-    made, _ = fit_pairs(rows, settings["max_length"], settings["overlong"])
-    by_key = {tuple(pair_digest(pair)[:3]): pair for pair in made}
-    for stored in record["pairs"]:
-        pair = by_key.get(tuple(stored[:3]))
-        shown: dict[str, Any] = {"what": "pair [group, chosen, rejected, digests]", "unit": "pairs"}
-        audit.compare("pairs", stored, None if pair is None else pair_digest(pair), by=pair_rows, **shown, **where)
-    audit.compare("pairs", len(record["pairs"]), len(made), by=pair_rows, what="pairs of the round", **where)
-    found = [by_key.get(tuple(stored[:3])) for stored in record["pairs"]]
-    return None if None in found else [pair for pair in found if pair is not None]
 
 
 def _setting(run: Mapping[str, Any], *names: str) -> Any:

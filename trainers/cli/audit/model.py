@@ -13,24 +13,21 @@ import torch
 from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts, token_logps
-from llm_envs.sources.mixture import derive_seed
 from llm_envs.trainers.bridge.guard import noise_limit, rounding_of
 from llm_envs.trainers.cli.audit.credit import Recomputed, per_token
 from llm_envs.trainers.cli.audit.episodes import weight_version
 from llm_envs.trainers.cli.audit.noise import Noise, spread
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started
-from llm_envs.trainers.dpo.rounds import share_of_round
 from llm_envs.trainers.functional.algorithm import algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.losses import value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss
-from llm_envs.trainers.functional.pairs import dpo_loss
 from llm_envs.trainers.loop.batch import score_batch, score_rows
 from llm_envs.types import SamplingParams, Trajectory
 
-__all__ = ["audit_logps", "audit_loss", "audit_pair_loss", "load_weights"]
+__all__ = ["audit_logps", "audit_loss", "load_weights"]
 
 
 def load_weights(folder: Path, base: str | None) -> Any:
@@ -237,8 +234,11 @@ def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | 
         return "importance weights of a separate engine"
     if has_filters(SamplingParams(**run["sampling"])):
         return "log-probabilities of filtered sampling"
-    if algorithm.kl_coef and (reference is None or {"ref_model_fn", "reference_update_fn"} & set(run["unknown"])):
+    if algorithm.kl_coef and reference is None:
         return "the reference of the KL is not stored: give --model the initial weights"
+    is_own = not {"ref_model_fn", "reference_update_fn"} & set(run["unknown"])
+    if not is_own and (algorithm.kl_coef or algorithm.pair_loss_fn is not None):
+        return "a function made or moved the reference, and functions are not stored"
     return None
 
 
@@ -250,50 +250,3 @@ def _with_critic(run: Mapping[str, Any], made: Recomputed, loss: torch.Tensor, s
     of_values_BT = value_loss(values_BT, values_BT, made.estimates.returns_BT, mask_BT, clip=settings["value_clip"])
     policy = 0.0 if step - 1 < settings["value_warmup_steps"] else 1.0
     return policy * loss + settings["value_coef"] * aggregate_loss(of_values_BT, mask_BT, "token")
-
-
-@torch.no_grad()
-def audit_pair_loss(
-    audit: Audit,
-    start: Started,
-    record: Mapping[str, Any],
-    pairs: Sequence[dict[str, Any]],
-    model: Any,
-    reference: Any,
-    noise: Noise | None,
-) -> None:
-    """Compare the stored loss of the first step of a round of DPO with that of the models."""
-    run, step = start.run or {}, record["step"] + 1
-    settings, stored = run["settings"], start.steps.get(step)
-    part = audit.parts["loss"]
-    if stored is None or reference is None or {"ref_model_fn", "reference_update_fn"} & set(run["unknown"]):
-        part.lack("the loss of a step or the reference is not stored: give --model the initial weights")
-        return
-    if list(settings["loss_type"]) != ["sigmoid"] or settings.get("label_smoothing"):
-        part.lack(f"TRL's DPO loss_type={settings['loss_type']!r}")
-        return
-    n = run["pairs_per_step"]
-    seed = derive_seed(settings["seed"], "pairs", record["round"])
-    share = share_of_round(pairs, record["round_steps"] * n, process_index=0, n_processes=1, seed=seed)[:n]
-    scored = {side: [_scored_side(pair, side, model, reference) for pair in share] for side in _SIDES}
-
-    def loss(noisy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        chosen, rejected = (
-            torch.stack([(noisy(ours_N) - noisy(theirs_N)).sum() for ours_N, theirs_N in scored[side]])
-            for side in _SIDES
-        )
-        return dpo_loss(chosen, rejected, beta=float(settings["beta"])).mean()
-
-    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps", "by": dpo_loss}
-    _compare_loss(audit, stored, float(loss(lambda logps: logps)), spread(loss, noise), **where)
-
-
-_SIDES = ("chosen", "rejected")
-
-
-def _scored_side(pair: Mapping[str, Any], side: str, model: Any, reference: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of the agent's N tokens of one side of a pair by both models, each (N,)."""
-    ids = np.array([*pair["prompt_ids"], *pair[f"{side}_ids"]], dtype=np.int32)
-    mask = np.array([*[0] * len(pair["prompt_ids"]), *pair[f"{side}_mask"]], dtype=bool)
-    ours_N, theirs_N = (torch.from_numpy(token_logps(one, [ids])[0][mask]) for one in (model, reference))
-    return ours_N, theirs_N

@@ -18,7 +18,6 @@ PARTS: Mapping[str, str] = {
     "rewards": "the environment pays the stored rewards, and columns and shaping add up to those of each turn",
     "baselines": "the mean reward of each group",
     "advantages": "the algorithm's advantages of the stored rewards",
-    "pairs": "the pairs that DPO's selector makes of the stored episodes",
     "log-probabilities": "the model that sampled gives the sampled tokens the stored log-probabilities",
     "loss": "the loss of the steps whose weights are stored",
     "metrics": "the logged loss, reward and success are those of the stored steps and episodes",

@@ -13,9 +13,9 @@ from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
-from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation, audit_pairs
+from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation
 from llm_envs.trainers.cli.audit.episodes import audit_groups, audit_replay, audit_rows, weight_version
-from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, audit_pair_loss, load_weights
+from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, load_weights
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started, StoredTraining, read_training
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -69,10 +69,9 @@ def _audit_generations_named(audit: Audit, start: Started) -> None:
     """Find generations that a trainer's episodes name in their group ids, and that the record lacks."""
     named = {int(found[1]) for group, _ in start.trajectories if (found := _PLAYED_AT.match(group))}
     recorded = {int(record["step"]) for record in start.generations}
-    part = "pairs" if (start.run or {})["trainer"] == "dpo" else "advantages"
     for step in sorted(named - recorded):
         what, by = "a generation whose episodes are stored", f"{__name__}.{_audit_generations_named.__name__}"
-        audit.add(Difference(part, start.record_file, what, None, step, by, step))
+        audit.add(Difference("advantages", start.record_file, what, None, step, by, step))
 
 
 def _audit_steps_named(audit: Audit, stored: StoredTraining) -> None:
@@ -100,20 +99,9 @@ def _audit_start(
     for trajectory in start.trajectories.values():
         audit_replay(audit, start, trajectory)
         audit_rows(audit, start, trajectory, codec)
-    generations: dict[int, list[Any]] = {}
+    generations: dict[int, list[Recomputed | None]] = {}
     for record in start.generations:
-        if record["kind"] == "pairs":
-            pairs = audit_pairs(audit, start, record)
-            generations.setdefault(record["step"], []).append((record, pairs))
-        else:
-            generations.setdefault(record["step"], []).append(
-                audit_generation(audit, start, record, rewards, algorithm)
-            )
-    if run["trainer"] != "dpo":
-        audit.parts["pairs"].lack("only DPO has pairs", 0)
-    else:
-        for name in ("baselines", "advantages"):
-            audit.parts[name].lack("DPO has none", 0)
+        generations.setdefault(record["step"], []).append(audit_generation(audit, start, record, rewards, algorithm))
     _audit_weights(audit, stored, start, initial, generations, tolerance)
 
 
@@ -122,7 +110,7 @@ def _audit_weights(
     stored: StoredTraining,
     start: Started,
     initial: str | None,
-    generations: Mapping[int, list[Any]],
+    generations: Mapping[int, list[Recomputed | None]],
     tolerance: float | None,
 ) -> None:
     """Audit log-probabilities and losses of every version of the weights that is stored."""
@@ -148,10 +136,8 @@ def _audit_weights(
             continue
         noise = audit_logps(audit, start, versions.get(version, []), weights, tolerance)
         for made in generations.get(version, []):
-            if isinstance(made, Recomputed):
+            if made is not None:
                 audit_loss(audit, start, made, weights, reference, noise)
-            elif made is not None and made[1] is not None:
-                audit_pair_loss(audit, start, made[0], made[1], weights, reference, noise)
     if None in versions:
         audit.parts["log-probabilities"].lack("episodes of several versions of the weights", len(versions[None]))
 

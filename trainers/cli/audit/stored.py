@@ -34,7 +34,6 @@ class Started:
     run: Mapping[str, Any] | None = None
     """The first line of the record; None: the record is missing."""
     generations: list[Mapping[str, Any]] = field(default_factory=list)
-    """Generations, and rounds of DPO."""
     steps: dict[int, float | None] = field(default_factory=dict)
     """Step -> loss."""
 
@@ -86,6 +85,10 @@ def read_training(folder: str | Path) -> StoredTraining:
         raise InvalidConfigError(
             f"{folder} has episodes, but no record of what was learned ({FOLDER}/): the run is older than the record, "
             "or it was collected and not trained."
+        )
+    if any((start.run or {}).get("trainer") == "dpo" for start in starts):
+        raise InvalidConfigError(
+            f"{folder} is a run of online DPO, which this version does not have: audit it with the one that trained it."
         )
     metrics_file, metrics = _read_metrics(root)
     models = dict(_models(root))
