@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.utils import is_peft_model
 
@@ -21,13 +22,13 @@ __all__ = [
     "check_env_kwargs",
     "check_loss_types",
     "check_scorable",
+    "check_values",
     "load_training_tokenizer",
     "training_template",
     "with_split",
 ]
 
 LOSS_TYPES = {
-    "SFT": ("nll", "dft"),
     "DPO": (
         *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
         *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -71,49 +72,48 @@ def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Alg
     return known[value]
 
 
-def check_async_generations(args: Any) -> None:
-    """Refuse a number of generations to play ahead that is none, or that nothing can play.
+def check_values(args: Any, *rows: tuple[str, bool, str]) -> None:
+    """Reject values that a field's `Literal` lacks, and those for which a row `(name, holds, expected)` does not hold.
 
     Raises:
-        InvalidConfigError: If so.
+        InvalidConfigError: If there is one.
     """
-    n = args.async_generations
-    if type(n) is not int or n < 0:
-        raise InvalidConfigError(f"async_generations={n!r}; it must be a whole number from 0.")
-    if n and not args.use_vllm:
-        raise InvalidConfigError(
-            f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "
-            "Set use_vllm=True, or async_generations=0."
-        )
+    choices = {name: get_args(hint) for name, hint in get_type_hints(type(args)).items() if get_origin(hint) is Literal}
+    listed = [(name, getattr(args, name) in known, f"one of {', '.join(known)}") for name, known in choices.items()]
+    for name, holds, expected in (*listed, *rows):
+        if not holds:
+            raise InvalidConfigError(f"{name}={getattr(args, name)!r}; it must be {expected}.")
+
+
+def check_async_generations(args: Any) -> None:
+    """Refuse a number of generations to play ahead that is none, or that nothing can play."""
+    n, needs = args.async_generations, "a whole number from 0, and without use_vllm 0: a model that trains cannot play"
+    check_values(args, ("async_generations", type(n) is int and n >= 0 and (n == 0 or args.use_vllm), needs))
 
 
 def check_engine(args: Any) -> None:
-    """Refuse settings of a vLLM engine in the trainer's process that do not fit together.
-
-    Raises:
-        InvalidConfigError: If so.
-    """
+    """Refuse settings of a vLLM engine in the trainer's process that do not fit together."""
     if not args.use_vllm:
         return
     n_shards, is_server, n_ahead = args.vllm_tensor_parallel_size, args.vllm_mode == "server", args.async_generations
-    if n_shards != 1 and (is_server or n_shards < 1 or args.world_size % n_shards):
-        raise InvalidConfigError(
-            f"vllm_tensor_parallel_size={n_shards} with vllm_mode={args.vllm_mode!r} and {args.world_size} processes: "
-            "they share engines in groups of this size, so it must divide their number. Servers have "
-            f"server_args='--tensor-parallel-size {n_shards}' instead."
-        )
-    if args.ray is not None and (n_ahead or args.max_concurrency == "auto"):
-        raise InvalidConfigError(
-            f"ray={args.ray!r} with async_generations={n_ahead} and max_concurrency={args.max_concurrency!r}: the "
-            "actors' servers may only change between generations, and actors need a number. Set async_generations=0 "
-            "and a number, or leave out ray."
-        )
-    if args.vllm_enable_sleep_mode and (n_ahead or is_server or n_shards > 1):
-        raise InvalidConfigError(
-            f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and "
-            f"vllm_tensor_parallel_size={n_shards}: only an engine that this process has for itself, and that has "
-            "nothing to play meanwhile, can sleep. Set it to False."
-        )
+    is_shared = n_shards >= 1 and args.world_size % n_shards == 0 and not is_server
+    with_ray = f"with ray={args.ray!r}, whose actors need a number and change their weights between generations"
+    check_values(
+        args,
+        (
+            "vllm_tensor_parallel_size",
+            n_shards == 1 or is_shared,
+            f"a divisor of the {args.world_size} processes, which share engines; servers have server_args instead",
+        ),
+        ("async_generations", args.ray is None or not n_ahead, f"0 {with_ray}"),
+        ("max_concurrency", args.ray is None or args.max_concurrency != "auto", f"a number {with_ray}"),
+        (
+            "vllm_enable_sleep_mode",
+            not args.vllm_enable_sleep_mode or not (n_ahead or is_server or n_shards > 1),
+            f"False with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and vllm_tensor_parallel_size="
+            f"{n_shards}: only an engine that one process has for itself, with nothing to play meanwhile, can sleep",
+        ),
+    )
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:
@@ -124,10 +124,8 @@ def check_env_kwargs(value: Any) -> dict[str, Any]:
     """
     parsed = value or {}
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             parsed = strict_json(value)
-        except ValueError:
-            parsed = None
     if not isinstance(parsed, dict):
         raise InvalidConfigError(
             f"env_kwargs is {value!r:.200}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."

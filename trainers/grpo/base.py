@@ -58,7 +58,6 @@ from llm_envs.trainers.reference import Reference, drop_reference_adapter
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
-    from llm_envs.rollout.token_transcript import History
     from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
@@ -100,9 +99,10 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         args = self.args
         template = training_template(self._tokenizer) if args.use_training_template else None
         codec = ChatCodec(self._tokenizer, thinking=args.thinking, chat_template=template)
-        history = cast("History", args.history)
         context_fn = limited(self._context_fn, function_limit(args), "the context_fn")
-        return make_collector(self.items["train"], self._policy, codec, args, history=history, context_fn=context_fn)
+        return make_collector(
+            self.items["train"], self._policy, codec, args, history=args.history, context_fn=context_fn
+        )
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = RecordedSampler(super()._get_train_sampler(dataset))

@@ -153,8 +153,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         rewards = (rewards or RewardSettings()).limited(function_limit(args))
-        rewards = rewards_from_trl(args, rewards)
-        self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
+        self._pays_for = rewards_from_trl(args, rewards)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices

@@ -48,7 +48,7 @@ def test_a_bound_that_cannot_hold_is_refused():
 
 
 def test_a_share_of_the_tokens_needs_a_loss_on_tokens():
-    with pytest.raises(ValueError, match="top_entropy_quantile is 0.0"):
+    with pytest.raises(ValueError, match=r"top_entropy_quantile is 0.0"):
         replace(made(), top_entropy_quantile=0.0)
     with pytest.raises(ValueError, match="kl_ratio is 'token'"):
         replace(made(), kl_ratio="token")

@@ -307,12 +307,10 @@ def test_a_resumed_run_goes_on_with_the_same_episodes(make, tmp_path):
 
 
 def test_a_torn_group_is_refused_with_settings_that_fit(config):
-    with pytest.raises(InvalidConfigError, match="not a multiple of num_generations"):
+    with pytest.raises(InvalidConfigError, match=r"per_device_train_batch_size=4;.* num_generations=8"):
         _two_ranks(config)
     evaluates = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
-    with pytest.raises(
-        InvalidConfigError, match="must be a multiple of num_generations_eval=8: an evaluation would tear"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"per_device_eval_batch_size=4;.* num_generations_eval=8"):
         _two_ranks(config, **evaluates)
 
 
@@ -342,13 +340,13 @@ def _two_ranks(config, **changes):
 def test_bad_settings_are_one_line_errors(make, tiny_folder):
     with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
         make(max_completion_length=500)
-    with pytest.raises(InvalidConfigError, match="max_completion_length=None; it must be a number"):
+    with pytest.raises(InvalidConfigError, match="max_completion_length=None;"):
         make(max_completion_length=None)
     for shards, mode in ((2, "colocate"), (0, "colocate"), (2, "server")):
-        with pytest.raises(InvalidConfigError, match=f"size={shards} with .* and 1 processes: .* must divide"):
+        with pytest.raises(InvalidConfigError, match=f"vllm_tensor_parallel_size={shards};"):
             make(use_vllm=True, vllm_tensor_parallel_size=shards, vllm_mode=mode)
     for busy in ({"vllm_mode": "server"}, {"async_generations": 1}):
-        with pytest.raises(InvalidConfigError, match=r"only an engine that this process has for itself.* can sleep"):
+        with pytest.raises(InvalidConfigError, match="vllm_enable_sleep_mode=True;"):
             make(use_vllm=True, vllm_enable_sleep_mode=True, **busy)
     with pytest.raises(InvalidConfigError, match=r"difficulty.*easy"):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
