@@ -86,33 +86,24 @@ def check_values(args: Any, *rows: tuple[str, bool, str]) -> None:
 
 
 def check_async_generations(args: Any) -> None:
-    """Refuse a number of generations to play ahead that is none, or that nothing can play."""
-    n, needs = args.async_generations, "a whole number from 0, and without use_vllm 0: a model that trains cannot play"
-    check_values(args, ("async_generations", type(n) is int and n >= 0 and (n == 0 or args.use_vllm), needs))
+    """Reject generations to play ahead that nothing can play: a model that trains, or actors with older weights."""
+    n, can_play = args.async_generations, args.use_vllm and args.ray is None
+    holds = type(n) is int and (n == 0 or (n > 0 and can_play))
+    check_values(args, ("async_generations", holds, "0 or more, and 0 without use_vllm or with ray"))
 
 
 def check_engine(args: Any) -> None:
-    """Refuse settings of a vLLM engine in the trainer's process that do not fit together."""
-    if not args.use_vllm:
-        return
+    """Reject settings of a vLLM engine in the trainer's process that do not fit together."""
     n_shards, is_server, n_ahead = args.vllm_tensor_parallel_size, args.vllm_mode == "server", args.async_generations
     is_shared = n_shards >= 1 and args.world_size % n_shards == 0 and not is_server
-    with_ray = f"with ray={args.ray!r}, whose actors need a number and change their weights between generations"
+    divisor = f"a divisor of the {args.world_size} processes, which share engines; servers have server_args instead"
+    alone = "False, unless one process has an engine to itself, with nothing to play while it trains"
+    is_alone = not n_ahead and not is_server and n_shards == 1
     check_values(
         args,
-        (
-            "vllm_tensor_parallel_size",
-            n_shards == 1 or is_shared,
-            f"a divisor of the {args.world_size} processes, which share engines; servers have server_args instead",
-        ),
-        ("async_generations", args.ray is None or not n_ahead, f"0 {with_ray}"),
-        ("max_concurrency", args.ray is None or args.max_concurrency != "auto", f"a number {with_ray}"),
-        (
-            "vllm_enable_sleep_mode",
-            not args.vllm_enable_sleep_mode or not (n_ahead or is_server or n_shards > 1),
-            f"False with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and vllm_tensor_parallel_size="
-            f"{n_shards}: only an engine that one process has for itself, with nothing to play meanwhile, can sleep",
-        ),
+        ("vllm_tensor_parallel_size", n_shards == 1 or is_shared, divisor),
+        ("max_concurrency", args.ray is None or args.max_concurrency != "auto", f"a number with ray={args.ray!r}"),
+        ("vllm_enable_sleep_mode", not args.vllm_enable_sleep_mode or is_alone, alone),
     )
 
 
@@ -169,12 +160,7 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
 
 
 def longest_row(model: Any, args: Any) -> int:
-    """Return the most tokens that a row of training may have: `args.max_length`, but no more than the model's context.
-
-    Args:
-        model: A folder, a name on a hub, or a loaded model.
-        args: Settings of TRL with `max_length` (None: the context) and `trust_remote_code`.
-    """
+    """Return the most tokens that a row of training may have: `args.max_length`, at most the model's context."""
     from transformers import AutoConfig
 
     from llm_envs.policies.inference.loading import context_length

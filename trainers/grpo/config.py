@@ -35,7 +35,7 @@ __all__ = ["EnvGRPOConfig"]
 class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
 
-    Fields of TRL that never have an effect in this trainer are no arguments. If you change one that has no effect with
+    Fields of TRL that never have an effect in this trainer cannot be given. If you change one that has no effect with
     your other settings, an error is raised.
     """
 
@@ -157,24 +157,17 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         check_async_generations(self)
         steps, group = int(self.steps_per_generation or 1), int(self.num_generations or 1)  # set by TRL just now
         eval_group, n_groups = int(self.num_generations_eval or group), int(self.generation_batch_size or 1) // group
-        is_torn = self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group
+        is_torn = self.per_device_train_batch_size * steps % group
+        is_eval_torn = self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group
+        whole = f"one that, times steps_per_generation={steps}, is a multiple of num_generations={group}"
         check_values(
             self,
             ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
-            (
-                "per_device_train_batch_size",
-                self.per_device_train_batch_size * steps % group == 0,
-                f"a multiple of num_generations={group}, or become one times steps_per_generation={steps}: a process "
-                "plays whole groups",
-            ),
-            (
-                "per_device_eval_batch_size",
-                not is_torn,
-                f"a multiple of num_generations_eval={eval_group}: a process plays whole groups",
-            ),
+            ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
+            ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),
             ("num_train_seeds", self.num_train_seeds >= n_groups, f"at least {n_groups}: a generation's groups"),
         )
         self._check_importance_sampling()

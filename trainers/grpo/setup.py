@@ -43,7 +43,7 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
             f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out. "
             "Rewards of yours are rewards=RewardSettings(reward_fns=...)."
         )
-    if args is not None:
+    if args is not None and args.use_vllm:
         check_engine(args)
 
 

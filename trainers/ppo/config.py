@@ -40,7 +40,7 @@ class EnvPPOConfig(EnvGRPOConfig):
         default=1.0,
         metadata={
             "help": "Lambda of the critic's targets, of a turn or of a token. 1: it learns the returns as they were, "
-            "and nothing of its own values."
+            "and nothing of the critic's values."
         },
     )
     discount: Literal["turn", "token"] = field(
@@ -68,11 +68,11 @@ class EnvPPOConfig(EnvGRPOConfig):
         },
     )
     value_learning_rate: float = field(
-        default=1e-5, metadata={"help": "Learning rate of the critic: of the head, and of a trunk of its own."}
+        default=1e-5, metadata={"help": "Learning rate of the critic: of the head, and of a separate trunk."}
     )
     value_warmup_steps: int = field(
         default=0,
-        metadata={"help": "First steps in which the critic alone learns (of a shared trunk its head) and no policy."},
+        metadata={"help": "First steps in which only the critic learns (of a shared trunk its head) and no policy."},
     )
     value_trains_trunk: bool = field(
         default=True,
