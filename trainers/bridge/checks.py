@@ -176,7 +176,7 @@ def training_template(tokenizer: Any) -> str:
     Raises:
         InvalidConfigError: If TRL has none for this tokenizer.
     """
-    from trl.chat_template_utils import get_training_chat_template
+    from trl import get_training_chat_template
 
     try:
         template = get_training_chat_template(tokenizer)

@@ -55,11 +55,12 @@ _MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 def without(*names: str) -> Callable[[type[T]], type[T]]:
     """Take inherited settings away from a dataclass: its arguments and the command line no longer have them.
 
-    As attributes they keep their defaults, for TRL's code that reads them. Apply it before `dataclass`.
+    As attributes they keep their defaults, for TRL's code that reads them. Names that this version of TRL lacks are
+    skipped. Apply it before `dataclass`.
     """
 
     def change(kind: type[T]) -> type[T]:
-        for name in names:
+        for name in (name for name in names if hasattr(kind, name)):
             setattr(kind, name, field(default=getattr(kind, name), init=False))
             kind.__annotations__[name] = Any
         return kind

@@ -235,7 +235,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         with raise_on_all_ranks():  # the filter is user code
             rows = rollout_output(
                 generation.episodes.trajectories,
-                pad_id=int(self._tokenizer.pad_token_id),
+                pad_id=int(self.processing_class.pad_token_id),
                 mask_truncated=self.mask_truncated_completions,
                 trajectory_filter=limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,

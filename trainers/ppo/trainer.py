@@ -81,7 +81,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         args = args or EnvPPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-PPO")
         super().__init__(model, env, args, **kwargs)
         policy: Any = self.accelerator.unwrap_model(self.model)
-        self.critic = load_critic(critic, policy, self._tokenizer, trust_remote_code=args.trust_remote_code).to(
+        self.critic = load_critic(critic, policy, self.processing_class, trust_remote_code=args.trust_remote_code).to(
             self.accelerator.device
         )
         refuse_unused(args, [(not self.critic.is_shared, "the critic has a separate trunk", ("value_trains_trunk",))])
@@ -136,7 +136,9 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         training = self._mode == "train"
         size = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
         prompts = self._next_prompts()
-        ids, mask = with_next_prompts(output, self.last_trajectories, prompts, pad_id=int(self._tokenizer.pad_token_id))
+        ids, mask = with_next_prompts(
+            output, self.last_trajectories, prompts, pad_id=int(self.processing_class.pad_token_id)
+        )
         n_prompt, n_tokens = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         parts = []
         for start in range(0, len(ids), size):

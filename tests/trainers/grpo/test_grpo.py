@@ -61,7 +61,7 @@ def test_contract_one_step(make):
         assert 0 < mask.sum() < len(mask)  # the environment's tokens are in the row, and out of the loss
         sampled = batch["sampling_per_token_logps"][row, : n - n_prompt].numpy()
         assert np.array_equal(sampled, tokens.logps[n_prompt:])
-        text = trainer._tokenizer.decode(tokens.ids[n_prompt:][~mask])
+        text = trainer.processing_class.decode(tokens.ids[n_prompt:][~mask])
         assert "<tool_response>\nbbbbbbbb" in text
     assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
 
@@ -129,7 +129,7 @@ def test_truncated_episodes_keep_their_reward_and_are_masked_on_request(make):
         with torch.no_grad():  # no turn is cut: the model ends each after a few tokens
             bias = torch.zeros(trainer.model.config.vocab_size, device=trainer.model.device)
             trainer.model.lm_head.bias = torch.nn.Parameter(bias)
-            trainer.model.lm_head.bias[trainer._tokenizer.eos_token_id] = 5.0
+            trainer.model.lm_head.bias[trainer.processing_class.eos_token_id] = 5.0
         batches = spy_on_batches(trainer)
         trainer.train()
         assert {(t.truncated, str(t.stop_reason)) for t in trainer.last_trajectories} == {(True, limit)}
@@ -177,7 +177,7 @@ def test_lora(make, tiny_folder):
 
 def test_the_guard_stops_a_policy_with_other_weights(make):
     trainer = make()
-    tokenizer = trainer._tokenizer
+    tokenizer = trainer.processing_class
     other = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=99)
     trainer._policy.model = other.to(trainer.model.device)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_the_guard_recomputes_filtered_sampling(make, filters):
     trainer.train()
     assert trainer.state.log_history[0]["sampling/guard_logps_gap"] < 1e-4
     other = make(**filters)
-    wrong = tiny_model(other._tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=99)
+    wrong = tiny_model(other.processing_class, hidden_size=64, n_heads=2, max_length=192, seed=99)
     other._policy.model = wrong.to(other.model.device)
     sharpen(other._policy.model, 3)
     with pytest.raises(ModelError, match="differ from the trainer's own"):

@@ -107,7 +107,7 @@ def reference(trainer, model, played, *, gamma, lam):
     """Return {(episode, row, column): (value, advantage)} by loops over whole rows, and how the episodes ended."""
     out, endings = {}, Counter()
     weight, bias = trainer.critic.head.weight[0], trainer.critic.head.bias
-    opening = torch.tensor(trainer._tokenizer.encode(OPENING, add_special_tokens=False))
+    opening = torch.tensor(trainer.processing_class.encode(OPENING, add_special_tokens=False))
     for number, episode in enumerate(played):
         values, places, last = [], [], None
         for which, tokens in enumerate(episode.rows):
