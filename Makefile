@@ -193,6 +193,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/fidelity.py
 	$(VENV)/bin/python docs/bridges.py
 	$(VENV)/bin/python docs/audit_table.py
+	$(VENV)/bin/python docs/settings_table.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .

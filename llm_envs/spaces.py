@@ -75,9 +75,7 @@ class TextSpace(Text):
 
     def __init__(self, max_length: int = MAX_TEXT_LENGTH, *, seed: int | np.random.Generator | None = None) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int | np.integer) or max_length < 1:
-            raise InvalidConfigError(
-                f"TextSpace: max_length is {max_length!r}; it must be an integer of at least 1."
-            )
+            raise InvalidConfigError(f"TextSpace: max_length is {max_length!r}; it must be an integer of at least 1.")
         self.min_length: int = 0
         self.max_length: int = int(max_length)
         Space.__init__(self, dtype=str, seed=seed)

@@ -388,7 +388,8 @@ class Reference:
         if not isinstance(trainer, GRPOTrainer):
             raise InvalidConfigError("EnvDPOTrainer scores pairs by a model in its process: give a folder or a name.")
         args: Any = trainer.args
-        made.check(trainer._tokenizer, temperature=trainer.temperature, keeps_mask=bool(args.keep_sampling_mask))
+        tokenizer: Any = trainer.processing_class
+        made.check(tokenizer, temperature=trainer.temperature, keeps_mask=bool(args.keep_sampling_mask))
 
     def _check_made(self, made: Any, policy: Any, trainer: GRPOTrainer | DPOTrainer) -> None:
         if not isinstance(made, torch.nn.Module) or not hasattr(made, "config"):
@@ -402,7 +403,7 @@ class Reference:
                 "a copy (functional.references.frozen_copy) or another model."
             )
         check_positions(made)
-        check_vocabulary(made, policy, trainer._tokenizer)
+        check_vocabulary(made, policy, trainer.processing_class)
 
 
 def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:

@@ -464,6 +464,4 @@ def _check_template(template: str | None) -> None:
 
 def check_at_least(wrapper: type, name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfigError(
-            f"{wrapper.__name__}: {name} is {value!r}; it must be an integer of at least {least}."
-        )
+        raise InvalidConfigError(f"{wrapper.__name__}: {name} is {value!r}; it must be an integer of at least {least}.")

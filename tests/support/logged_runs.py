@@ -184,9 +184,8 @@ def grpo_cispo(model: str, out: Path) -> set[str]:
 def grpo_aggregated_components(model: str, out: Path) -> set[str]:
     from llm_envs.trainers import RewardSettings
 
-    return train_grpo(
-        model, out, {"reward_components": True, "max_steps": 1}, EVENTFUL, rewards=RewardSettings(aggregate="relative")
-    )
+    rewards = RewardSettings(components=True, aggregate="relative")
+    return train_grpo(model, out, {"max_steps": 1}, EVENTFUL, rewards=rewards)
 
 
 @register

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.utils import is_peft_model
 
@@ -21,13 +22,13 @@ __all__ = [
     "check_env_kwargs",
     "check_loss_types",
     "check_scorable",
+    "check_values",
     "load_training_tokenizer",
     "training_template",
     "with_split",
 ]
 
 LOSS_TYPES = {
-    "SFT": ("nll", "dft"),
     "DPO": (
         *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
         *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -71,49 +72,39 @@ def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Alg
     return known[value]
 
 
-def check_async_generations(args: Any) -> None:
-    """Refuse a number of generations to play ahead that is none, or that nothing can play.
+def check_values(args: Any, *rows: tuple[str, bool, str]) -> None:
+    """Reject values that a field's `Literal` lacks, and those for which a row `(name, holds, expected)` does not hold.
 
     Raises:
-        InvalidConfigError: If so.
+        InvalidConfigError: If there is one.
     """
-    n = args.async_generations
-    if type(n) is not int or n < 0:
-        raise InvalidConfigError(f"async_generations={n!r}; it must be an integer from 0.")
-    if n and not args.use_vllm:
-        raise InvalidConfigError(
-            f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "
-            "Set use_vllm=True, or async_generations=0."
-        )
+    choices = {name: get_args(hint) for name, hint in get_type_hints(type(args)).items() if get_origin(hint) is Literal}
+    listed = [(name, getattr(args, name) in known, f"one of {', '.join(known)}") for name, known in choices.items()]
+    for name, holds, expected in (*listed, *rows):
+        if not holds:
+            raise InvalidConfigError(f"{name}={getattr(args, name)!r}; it must be {expected}.")
+
+
+def check_async_generations(args: Any) -> None:
+    """Reject generations to play ahead that nothing can play: a model that trains, or actors with older weights."""
+    n, can_play = args.async_generations, args.use_vllm and args.ray is None
+    holds = type(n) is int and (n == 0 or (n > 0 and can_play))
+    check_values(args, ("async_generations", holds, "0 or more, and 0 without use_vllm or with ray"))
 
 
 def check_engine(args: Any) -> None:
-    """Refuse settings of a vLLM engine in the trainer's process that do not fit together.
-
-    Raises:
-        InvalidConfigError: If so.
-    """
-    if not args.use_vllm:
-        return
+    """Reject settings of a vLLM engine in the trainer's process that do not fit together."""
     n_shards, is_server, n_ahead = args.vllm_tensor_parallel_size, args.vllm_mode == "server", args.async_generations
-    if n_shards != 1 and (is_server or n_shards < 1 or args.world_size % n_shards):
-        raise InvalidConfigError(
-            f"vllm_tensor_parallel_size={n_shards} with vllm_mode={args.vllm_mode!r} and {args.world_size} processes: "
-            "they share engines in groups of this size, so it must divide their number. Servers have "
-            f"server_args='--tensor-parallel-size {n_shards}' instead."
-        )
-    if args.ray is not None and (n_ahead or args.max_concurrency == "auto"):
-        raise InvalidConfigError(
-            f"ray={args.ray!r} with async_generations={n_ahead} and max_concurrency={args.max_concurrency!r}: the "
-            "actors' servers may only change between generations, and actors need a number. Set async_generations=0 "
-            "and a number, or leave out ray."
-        )
-    if args.vllm_enable_sleep_mode and (n_ahead or is_server or n_shards > 1):
-        raise InvalidConfigError(
-            f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and "
-            f"vllm_tensor_parallel_size={n_shards}: only an engine that this process has for itself, and that has "
-            "nothing to play meanwhile, can sleep. Set it to False."
-        )
+    is_shared = n_shards >= 1 and args.world_size % n_shards == 0 and not is_server
+    divisor = f"a divisor of the {args.world_size} processes, which share engines; servers have server_args instead"
+    alone = "False, unless one process has an engine to itself, with nothing to play while it trains"
+    is_alone = not n_ahead and not is_server and n_shards == 1
+    check_values(
+        args,
+        ("vllm_tensor_parallel_size", n_shards == 1 or is_shared, divisor),
+        ("max_concurrency", args.ray is None or args.max_concurrency != "auto", f"a number with ray={args.ray!r}"),
+        ("vllm_enable_sleep_mode", not args.vllm_enable_sleep_mode or is_alone, alone),
+    )
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:
@@ -124,10 +115,8 @@ def check_env_kwargs(value: Any) -> dict[str, Any]:
     """
     parsed = value or {}
     if isinstance(value, str):
-        try:
+        with suppress(ValueError):
             parsed = strict_json(value)
-        except ValueError:
-            parsed = None
     if not isinstance(parsed, dict):
         raise InvalidConfigError(
             f"env_kwargs is {value!r:.200}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
@@ -171,12 +160,7 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
 
 
 def longest_row(model: Any, args: Any) -> int:
-    """Return the most tokens that a row of training may have: `args.max_length`, but no more than the model's context.
-
-    Args:
-        model: A folder, a name on a hub, or a loaded model.
-        args: Settings of TRL with `max_length` (None: the context) and `trust_remote_code`.
-    """
+    """Return the most tokens that a row of training may have: `args.max_length`, at most the model's context."""
     from transformers import AutoConfig
 
     from llm_envs.policies.inference.loading import context_length
@@ -192,7 +176,7 @@ def training_template(tokenizer: Any) -> str:
     Raises:
         InvalidConfigError: If TRL has none for this tokenizer.
     """
-    from trl.chat_template_utils import get_training_chat_template
+    from trl import get_training_chat_template
 
     try:
         template = get_training_chat_template(tokenizer)

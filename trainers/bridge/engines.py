@@ -37,20 +37,22 @@ def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
             "where every process has the whole model."
         )
     args: Any = trainer.args
+    tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=most_of(args.max_concurrency))
+    return TransformersPolicy(model, tokenizer, max_batch_size=most_of(args.max_concurrency))
 
 
 def own_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
     args: Any = trainer.args
     model: Any = trainer.model
+    tokenizer: Any = trainer.processing_class
     common: dict[str, Any] = {"seed": args.seed, "version": lambda: trainer.state.global_step}
     if args.vllm_mode == "server":
         return ServerEngines(
             model,
             trainer.accelerator,
-            trainer._tokenizer,
+            tokenizer,
             **common,
             settings=args,
             max_concurrency=most_of(args.max_concurrency),
@@ -59,7 +61,7 @@ def own_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     return ColocatedEngine(
         model,
         trainer.accelerator,
-        trainer._tokenizer,
+        tokenizer,
         **common,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,

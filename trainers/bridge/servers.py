@@ -150,7 +150,7 @@ class ServerEngines(ColocatedEngine):
             with raise_on_all_ranks():
                 self.policy = VLLMServerPolicy(
                     urls,
-                    self._tokenizer,
+                    self.processing_class,
                     max_concurrency=self._max_concurrency,
                     api_key=os.environ.get(API_KEY),
                     exchange_dir=settings.vllm_exchange_dir,

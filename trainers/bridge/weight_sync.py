@@ -58,6 +58,8 @@ class ColocatedEngine(VLLMGeneration):
         InvalidConfigError: If the model has an adapter that cannot be merged into weights.
     """
 
+    processing_class: Any
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -68,7 +70,7 @@ class ColocatedEngine(VLLMGeneration):
         version: Callable[[], int],
         **kwargs: Any,
     ) -> None:
-        self._seed, self._version, self._tokenizer = seed, version, processing_class
+        self._seed, self._version = seed, version
         self.policy: VLLMEnginePolicy
         self._served: Mapping[str, tuple[int, ...]] | None = None
         """Names and shapes of the checkpoint that the engine was started on; None if it has no safetensors here."""
@@ -107,7 +109,7 @@ class ColocatedEngine(VLLMGeneration):
             n_processes = self.accelerator.num_processes
             ranks = [list(range(first, first + n_shards)) for first in range(0, n_processes, n_shards)]
             group, _ = torch.distributed.new_subgroups_by_enumeration(ranks, backend="gloo")
-        self.policy = VLLMEnginePolicy(self.llm, self._tokenizer, group=group)
+        self.policy = VLLMEnginePolicy(self.llm, self.processing_class, group=group)
 
     def _source(self, scratch: Path) -> str:
         """Return where the engine can load the architecture and tokenizer from."""
@@ -183,5 +185,4 @@ class ColocatedEngine(VLLMGeneration):
             with kept_base(model):  # the shards of this process
                 yield from base_weights(super()._iter_named_params(), model.prefix)
         else:
-            for name, value in merged_layers(model):
-                yield self._fix_param_name_to_vllm(name), value
+            yield from merged_layers(model)

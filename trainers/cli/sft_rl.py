@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from accelerate import PartialState
 from trl import ModelConfig
@@ -37,7 +37,7 @@ from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
-from llm_envs.trainers.bridge.checks import check_env_kwargs
+from llm_envs.trainers.bridge.checks import check_env_kwargs, check_values
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
@@ -53,7 +53,6 @@ from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
 __all__ = [
-    "MODES",
     "SFTRLSettings",
     "describe",
     "main",
@@ -65,8 +64,6 @@ __all__ = [
     "train_sft",
 ]
 
-MODES = ("sft", "rl", "sft+rl")
-
 
 @dataclass(kw_only=True)
 class SFTRLSettings(ModelConfig):
@@ -75,7 +72,7 @@ class SFTRLSettings(ModelConfig):
     Mode "rl" trains `model_name_or_path` only if `output_dir` has no model from an earlier sft.
     """
 
-    mode: str = field(metadata={"choices": MODES, "help": "Which trainings to run."})
+    mode: Literal["sft", "rl", "sft+rl"] = field(metadata={"help": "Which trainings to run."})
     env: str = field(metadata=ENV)
     output_dir: str = field(metadata={"help": "Folder for the subfolders sft and rl."})
     seed: int = field(default=0, metadata={"help": "Seed of both trainings."})
@@ -93,8 +90,7 @@ class SFTRLSettings(ModelConfig):
     def __post_init__(self) -> None:
         """Check the mode, and that the sections are mappings."""
         super().__post_init__()
-        if self.mode not in MODES:
-            raise InvalidConfigError(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}.")
+        check_values(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         for name in ("sft", "rl"):
             if not isinstance(getattr(self, name), Mapping | None):

@@ -58,7 +58,6 @@ from llm_envs.trainers.reference import Reference, drop_reference_adapter
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
-    from llm_envs.rollout.token_transcript import History
     from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
@@ -92,17 +91,17 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     def _start_vllm(self) -> Any:
         self.vllm_generation = own_engine(self)
         self.use_vllm = True
-        # TRL syncs the weights when this differs from the step, so -1 makes it sync before the first rollout.
-        self._last_loaded_step = -1
+        self._synced_step = -1  # no step: the first generation gets the weights too
         return self.vllm_generation.policy
 
     def _start_collector(self) -> Collector:
         args = self.args
-        template = training_template(self._tokenizer) if args.use_training_template else None
-        codec = ChatCodec(self._tokenizer, thinking=args.thinking, chat_template=template)
-        history = cast("History", args.history)
+        template = training_template(self.processing_class) if args.use_training_template else None
+        codec = ChatCodec(self.processing_class, thinking=args.thinking, chat_template=template)
         context_fn = limited(self._context_fn, function_limit(args), "the context_fn")
-        return make_collector(self.items["train"], self._policy, codec, args, history=history, context_fn=context_fn)
+        return make_collector(
+            self.items["train"], self._policy, codec, args, history=args.history, context_fn=context_fn
+        )
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = RecordedSampler(super()._get_train_sampler(dataset))
@@ -135,10 +134,9 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         """Give the sampling policy the weights of now."""
         if isinstance(self._policy, TransformersPolicy):
             self._policy.weight_version = self.state.global_step
-        # TRL syncs before its own sampling, but our episodes are played before TRL's method runs: it then skips this.
-        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+        if self.use_vllm and self.state.global_step != self._synced_step:
             self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
+            self._synced_step = self.state.global_step
 
     def _n_further_rows(self, n_forks: int) -> int:
         """Return how many rows to add for forked episodes: the same number on every process, in whole groups.
@@ -206,12 +204,12 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         self, trajectories: Sequence[Trajectory], n_rows: int, unfilter: UnfilterFn
     ) -> dict[str, torch.Tensor]:
         """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
-        rows = rollout_output(trajectories, pad_id=int(self._tokenizer.pad_token_id), n_rows=n_rows)
+        rows = rollout_output(trajectories, pad_id=int(self.processing_class.pad_token_id), n_rows=n_rows)
         return self._padded(unfilter({name: values[:n_rows] for name, values in rows.items()}))
 
     def _padded(self, rows: Mapping[str, list[Any]]) -> dict[str, Any]:
         """Return rows as tensors on the device of this process, under TRL's names."""
-        pad_id, multiple = int(self._tokenizer.pad_token_id), int(self.pad_to_multiple_of or 1)
+        pad_id, multiple = int(self.processing_class.pad_token_id), int(self.pad_to_multiple_of or 1)
         padded: dict[str, Any] = send_to_device(
             pad_rows(rows, pad_id=pad_id, multiple=multiple), self.accelerator.device
         )
@@ -282,7 +280,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             max_model_len=self._policy.max_model_len,
             rewards=self._pays_for,
             unknown=[name for name, function in given.items() if function is not None],
-            pad_id=int(self._tokenizer.pad_token_id),
+            pad_id=int(self.processing_class.pad_token_id),
             processes=self.accelerator.num_processes,
             task_weights=self._task_weights,
         )

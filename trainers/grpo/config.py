@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal
 
 import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs
+from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_values
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings, WorkerSettings
-from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
+from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused, without
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 
@@ -20,10 +20,23 @@ __all__ = ["EnvGRPOConfig"]
 
 
 @dataclass
+@without(
+    # The collector plays the episodes; see temperature, top_p, thinking, max_turns, vllm_server_urls, ...
+    *("generation_kwargs", "chat_template_kwargs", "cache_implementation", "max_tool_calling_iterations"),
+    *("use_transformers_paged", "use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+    *("ds3_gather_for_generation", "log_multimodal", "vllm_structured_outputs_regex", "vllm_group_port"),
+    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
+    # Of losses and controllers that `algorithm_from_trl` does not have.
+    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
+    *("vespo_lambda_neg", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+    "reward_weights",  # by position; `RewardSettings.weights` has names
+    "vllm_importance_sampling_cap",  # TRL's former name of vllm_importance_sampling_clip_max
+)
 class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
 
-    If you change a field that has no effect in this trainer or with your other settings, an error is raised.
+    Fields of TRL that never have an effect in this trainer cannot be given. If you change one that has no effect with
+    your other settings, an error is raised.
     """
 
     env_kwargs: dict[str, Any] | str | None = field(
@@ -62,7 +75,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
-    history: str = field(
+    history: Literal["append", "template"] = field(
         default="append",
         metadata={
             "help": "What the model sees of its earlier turns: append, its own words as it wrote them, one row an "
@@ -71,13 +84,6 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     )
     use_training_template: bool = field(
         default=False, metadata={"help": "Whether TRL's training version of the chat template is used."}
-    )
-    reward_components: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether the task's reward components are separate columns, with the weights that the task "
-            "declares; else its reward is one. See also multi_objective_aggregation."
-        },
     )
     max_refills: int = field(
         default=10,
@@ -131,7 +137,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
     )
     # TRL's default masks whole long episodes as off-policy; truncating each token's ratio does not.
-    vllm_importance_sampling_mode: str = field(
+    vllm_importance_sampling_mode: ImportanceMode = field(
         default="token_truncate",
         metadata={
             "help": "See TRL; multi-turn episodes want the default of this class. Beyond TRL's: turn_truncate, "
@@ -145,28 +151,25 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         """Set the defaults of this machine, then check our fields."""
         set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
-        super().__post_init__()
+        self._start_trl()
         refuse_unused(self, grpo_cases(self))
         algorithm_from_trl(self)  # refuses what cannot be said
-        if self.max_completion_length is None:
-            raise InvalidConfigError("max_completion_length=None; it must be a number: the tokens of a whole episode.")
-        if not self.temperature > 0:
-            raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
-        local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now
-        group_size = int(self.num_generations or 1)
-        n_groups = int(self.generation_batch_size or 1) // group_size
-        if local_rows % group_size:
-            raise InvalidConfigError(
-                f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
-                f"generation, not a multiple of num_generations = {self.num_generations}: a group would be torn "
-                f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
-            )
-        eval_group = int(self.num_generations_eval or group_size)
-        if self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group:
-            raise InvalidConfigError(
-                f"per_device_eval_batch_size={self.per_device_eval_batch_size} must be a multiple of "
-                f"num_generations_eval={eval_group}: an evaluation would tear a group between processes."
-            )
+        check_async_generations(self)
+        steps, group = int(self.steps_per_generation or 1), int(self.num_generations or 1)  # set by TRL just now
+        eval_group, n_groups = int(self.num_generations_eval or group), int(self.generation_batch_size or 1) // group
+        is_torn = self.per_device_train_batch_size * steps % group
+        is_eval_torn = self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group
+        whole = f"one that, times steps_per_generation={steps}, is a multiple of num_generations={group}"
+        check_values(
+            self,
+            ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
+            ("temperature", self.temperature > 0, "above 0, so that samples differ"),
+            ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
+            ("max_refills", self.max_refills >= 1, "at least 1"),
+            ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
+            ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),
+            ("num_train_seeds", self.num_train_seeds >= n_groups, f"at least {n_groups}: a generation's groups"),
+        )
         self._check_importance_sampling()
         leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
         no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))
@@ -188,34 +191,17 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
                 f"packing=True with share_prompts={self.share_prompts} and keep_sampling_mask="
                 f"{self.keep_sampling_mask}: they replace the forward pass too. Set only one of them."
             )
-        check_async_generations(self)
-        if self.max_refills < 1:
-            raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")
-        if self.reward_weights is not None:
-            raise InvalidConfigError(
-                "reward_weights is a list by position, and columns have names here: give the trainer "
-                "rewards=RewardSettings(weights={name: weight})."
-            )
-        if self.history not in ("append", "template"):
-            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
-        if self.num_train_seeds < n_groups:
-            raise InvalidConfigError(
-                f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
-            )
+
+    def _start_trl(self) -> None:
+        """Let TRL check its fields and set the sizes of a generation."""
+        GRPOConfig.__post_init__(self)
 
     def _check_importance_sampling(self) -> None:
         if not (self.use_vllm and self.vllm_importance_sampling_correction):
             return
-        one = torch.ones(1, 1)
-        try:
-            # Run it on a dummy batch: it checks the mode and the bounds.
-            importance_weights(
-                one,
-                one,
-                one,
-                mode=cast("ImportanceMode", self.vllm_importance_sampling_mode),
-                maximum=self.vllm_importance_sampling_clip_max,
-                minimum=self.vllm_importance_sampling_clip_min,
-            )
+        one, mode = torch.ones(1, 1), self.vllm_importance_sampling_mode
+        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        try:  # on a dummy batch: it checks the bounds
+            importance_weights(one, one, one, mode=mode, maximum=high, minimum=low)
         except ValueError as error:
             raise InvalidConfigError(f"vllm_importance_sampling_...: {error}") from error

@@ -33,14 +33,14 @@ class LogsGenerations(LogsMeans):
     log_completions: bool
     _logs: Any
     _pays_for: RewardSettings
-    _tokenizer: Any
+    processing_class: Any
 
     def _log_rows(self, output: Mapping[str, Any]) -> None:
         """Log TRL's metrics of a generation's rows: their lengths in sampled tokens, how many ended, their weights."""
         mode, metrics = self._mode, self._metrics[self._mode]
         mask_BT, ends_B = batch_from_trl(output).mask_BT, output["completion_mask"].sum(1, keepdim=True)
         last_B = output["completion_ids"].gather(1, (ends_B - 1).clamp(min=0))[:, 0]
-        ends = [end_id for end_id in (*self.eos_token_ids, self._tokenizer.pad_token_id) if end_id is not None]
+        ends = [end_id for end_id in (*self.eos_token_ids, self.processing_class.pad_token_id) if end_id is not None]
         end_ids = torch.tensor(ends, device=last_B.device)
         facts = [mask_BT.sum(1), torch.isin(last_B, end_ids), output["prompt_mask"].sum(1)]
         lengths_N, has_ended_N, prompts_N = self._gathered(torch.stack([fact.long() for fact in facts], 1)).T.cpu()
@@ -88,7 +88,7 @@ class LogsGenerations(LogsMeans):
         if self.log_completions:
             for name in ("prompt", "completion"):
                 ids = [row[own.bool()] for row, own in zip(output[f"{name}_ids"], output[f"{name}_mask"], strict=True)]
-                texts[name] = self._tokenizer.batch_decode(ids[:n], skip_special_tokens=True)
+                texts[name] = self.processing_class.batch_decode(ids[:n], skip_special_tokens=True)
             if (advantages := output.get("advantages")) is not None:
                 mask_BT = batch_from_trl(output).mask_BT
                 of_rows = advantages if advantages.ndim == 1 else masked_mean(advantages, mask_BT, dim=1)

@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from trl.trainer.utils import split_tensor_dict
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.time_limit import limited
 from llm_envs.trainers.bridge.advantages import Scored
-from llm_envs.trainers.bridge.batches import batch_from_trl
+from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios
@@ -150,8 +149,11 @@ def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -
             whole[name] = value[order]
         elif isinstance(value, list):
             whole[name] = [value[place] for place in order.tolist()]
-    parts: list[dict[str, Any]] = split_tensor_dict(whole, len(buffer))
-    return parts
+    size = len(first["row"])
+    return [
+        {name: slice_rows(value, start, start + size) for name, value in whole.items()}
+        for start in range(0, size * len(buffer), size)
+    ]
 
 
 def _joined(values: Sequence[Any]) -> Any:

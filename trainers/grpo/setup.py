@@ -9,7 +9,6 @@ from typing import Any
 from datasets import Dataset
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
@@ -43,11 +42,7 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
             f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out. "
             "Rewards of yours are rewards=RewardSettings(reward_fns=...)."
         )
-    if args is not None and args.vllm_mode not in ("colocate", "server"):
-        raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r}; it must be colocate or server.")
-    if args is not None and args.vllm_transport not in TRANSPORTS:
-        raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be one of {', '.join(TRANSPORTS)}.")
-    if args is not None:
+    if args is not None and args.use_vllm:
         check_engine(args)
 
 

@@ -153,8 +153,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         rewards = (rewards or RewardSettings()).limited(function_limit(args))
-        rewards = rewards_from_trl(args, rewards)
-        self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
+        self._pays_for = rewards_from_trl(args, rewards)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
@@ -236,7 +235,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         with raise_on_all_ranks():  # the filter is user code
             rows = rollout_output(
                 generation.episodes.trajectories,
-                pad_id=int(self._tokenizer.pad_token_id),
+                pad_id=int(self.processing_class.pad_token_id),
                 mask_truncated=self.mask_truncated_completions,
                 trajectory_filter=limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.trainers.bridge.checks import check_values
+from llm_envs.trainers.bridge.unused_settings import refuse_unused, without
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 
 __all__ = ["EnvPPOConfig"]
 
 
 @dataclass
+@without("scale_rewards", "multi_objective_aggregation")  # they compare the members of a group
 class EnvPPOConfig(EnvGRPOConfig):
     """`EnvGRPOConfig` and the critic's settings. The default is one sample per prompt; `epsilon` clips the ratio.
 
-    `scale_rewards` and `multi_objective_aggregation` compare the members of a group and are refused here, because the
-    critic computes the advantages. For several passes over a generation set `num_iterations`. For several optimizer
+    For several passes over a generation set `num_iterations`. For several optimizer
     steps per pass set `steps_per_generation` above `gradient_accumulation_steps`.
     """
 
@@ -37,10 +40,10 @@ class EnvPPOConfig(EnvGRPOConfig):
         default=1.0,
         metadata={
             "help": "Lambda of the critic's targets, of a turn or of a token. 1: it learns the returns as they were, "
-            "and nothing of its own values."
+            "and nothing of the critic's values."
         },
     )
-    discount: str = field(
+    discount: Literal["turn", "token"] = field(
         default="turn",
         metadata={
             "help": "What gamma, lam and value_lam count: turn, only from a turn to the next (inside a turn they are "
@@ -65,11 +68,11 @@ class EnvPPOConfig(EnvGRPOConfig):
         },
     )
     value_learning_rate: float = field(
-        default=1e-5, metadata={"help": "Learning rate of the critic: of the head, and of a trunk of its own."}
+        default=1e-5, metadata={"help": "Learning rate of the critic: of the head, and of a separate trunk."}
     )
     value_warmup_steps: int = field(
         default=0,
-        metadata={"help": "First steps in which the critic alone learns (of a shared trunk its head) and no policy."},
+        metadata={"help": "First steps in which only the critic learns (of a shared trunk its head) and no policy."},
     )
     value_trains_trunk: bool = field(
         default=True,
@@ -87,59 +90,41 @@ class EnvPPOConfig(EnvGRPOConfig):
 
     def __post_init__(self) -> None:
         """Check our fields."""
-        self._check_values()
-        if self.num_generations != 1:
-            super().__post_init__()
-            return
-        # TRL's check wants two or more, which only its baseline needs: it sees a local batch as one group.
-        stand_in = self.per_device_train_batch_size * int(self.steps_per_generation or self._default_steps())
-        if stand_in < 2:
-            raise InvalidConfigError(
-                "one episode a generation on each process is nothing to learn from: raise "
-                "per_device_train_batch_size or steps_per_generation."
-            )
-        self.num_generations_eval = self.num_generations_eval or 1
-        self.num_generations = stand_in
-        try:
-            super().__post_init__()
-        finally:
-            self.num_generations = 1
-        if self.num_train_seeds < int(self.generation_batch_size or 1):
-            raise InvalidConfigError(
-                f"num_train_seeds={self.num_train_seeds} does not fill one generation of {self.generation_batch_size} "
-                "episodes: raise it."
-            )
-
-    def _default_steps(self) -> int:
-        """Return the micro-batches of a generation if `steps_per_generation` is not set."""
-        if self.generation_batch_size is None:
-            return self.gradient_accumulation_steps
-        return 1 if self.per_device_train_batch_size > 1 else 2
-
-    def _check_values(self) -> None:
-        for name, low, high in (("gamma", 0.0, 1.0), ("lam", 0.0, 1.0), ("value_lam", 0.0, 1.0)):
-            if not low <= getattr(self, name) <= high:
-                raise InvalidConfigError(f"{name}={getattr(self, name)}; it must lie between {low:g} and {high:g}.")
-        if self.lam_alpha is not None and not self.lam_alpha > 0:
-            raise InvalidConfigError(f"lam_alpha={self.lam_alpha}; it must be above 0, or None for lam.")
+        super().__post_init__()
+        refuse_unused(self, [(self.lam_alpha is not None, "lam_alpha makes lambda of each episode's length", ("lam",))])
+        check_values(
+            self,
+            *((name, 0 <= getattr(self, name) <= 1, "from 0 to 1") for name in ("gamma", "lam", "value_lam")),
+            ("lam_alpha", self.lam_alpha is None or self.lam_alpha > 0, "above 0, or None for lam"),
+            ("value_clip", self.value_clip is None or self.value_clip > 0, "above 0, or None for no clip"),
+            ("value_coef", self.value_coef > 0, "above 0"),
+            ("value_learning_rate", self.value_learning_rate >= 0, "0 or more"),
+            ("value_warmup_steps", self.value_warmup_steps >= 0, "0 or more"),
+            ("fp16", not self.fp16, "False: it scales the loss, which the critic's optimizer cannot undo; set bf16"),
+            (
+                "bootstrap_truncated",
+                not self.bootstrap_truncated or self.history == "append",
+                'False, or history="append": history="template" writes the prompt of a turn that is not played anew',
+            ),
+        )
         if self.share_prompts or self.packing:
             raise InvalidConfigError(
                 f"share_prompts={self.share_prompts}, packing={self.packing}: a critic reads the hidden states of "
                 "padded, whole rows; leave both out."
             )
-        if self.discount not in ("token", "turn"):
-            raise InvalidConfigError(f"discount={self.discount!r}; it must be token or turn.")
-        if self.bootstrap_truncated and self.history == "template":
-            raise InvalidConfigError(
-                'bootstrap_truncated values the prompt of a turn that is not played, which history="template" writes '
-                'anew: leave bootstrap_truncated off, or set history="append".'
-            )
-        if self.value_clip is not None and not self.value_clip > 0:
-            raise InvalidConfigError(f"value_clip={self.value_clip}; it must be above 0, or None for no clip.")
-        if not self.value_coef > 0 or not self.value_learning_rate >= 0 or self.value_warmup_steps < 0:
-            raise InvalidConfigError(
-                f"value_coef={self.value_coef} must be above 0, and value_learning_rate={self.value_learning_rate} "
-                f"and value_warmup_steps={self.value_warmup_steps} not below 0."
-            )
-        if self.fp16:
-            raise InvalidConfigError("fp16 scales the loss, which the critic's own optimizer cannot undo: set bf16.")
+
+    def _start_trl(self) -> None:
+        if self.num_generations != 1:
+            super()._start_trl()
+            return
+        # TRL's check wants two or more, which only its baseline needs: it sees a generation as one group.
+        steps = self.steps_per_generation or self.gradient_accumulation_steps
+        n_episodes = int(self.generation_batch_size or self.per_device_train_batch_size * steps)
+        check_values(
+            self, ("per_device_train_batch_size", n_episodes > 1, "above 1: one episode a generation teaches nothing")
+        )
+        self.num_generations, self.num_generations_eval = n_episodes, self.num_generations_eval or 1
+        try:
+            super()._start_trl()
+        finally:
+            self.num_generations = 1

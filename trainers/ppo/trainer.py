@@ -23,7 +23,7 @@ from transformers import TrainerCallback, get_scheduler
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.unused_settings import ppo_cases, refuse_unused
+from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
 from llm_envs.trainers.functional.masking import masked_whiten, trim_padding
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
@@ -79,13 +79,12 @@ class EnvPPOTrainer(EnvGRPOTrainer):
                 "what that is: leave bootstrap_truncated off."
             )
         args = args or EnvPPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-PPO")
-        refuse_unused(args, ppo_cases(has_lam_alpha=args.lam_alpha is not None))
         super().__init__(model, env, args, **kwargs)
         policy: Any = self.accelerator.unwrap_model(self.model)
-        self.critic = load_critic(critic, policy, self._tokenizer, trust_remote_code=args.trust_remote_code).to(
+        self.critic = load_critic(critic, policy, self.processing_class, trust_remote_code=args.trust_remote_code).to(
             self.accelerator.device
         )
-        refuse_unused(args, ppo_cases(has_own_trunk=not self.critic.is_shared))
+        refuse_unused(args, [(not self.critic.is_shared, "the critic has a separate trunk", ("value_trains_trunk",))])
         if self.critic.trunk is not None and args.gradient_checkpointing:
             self.critic.trunk.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
         # All processes must start from the same critic, and DDP does not wrap it.
@@ -137,7 +136,9 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         training = self._mode == "train"
         size = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
         prompts = self._next_prompts()
-        ids, mask = with_next_prompts(output, self.last_trajectories, prompts, pad_id=int(self._tokenizer.pad_token_id))
+        ids, mask = with_next_prompts(
+            output, self.last_trajectories, prompts, pad_id=int(self.processing_class.pad_token_id)
+        )
         n_prompt, n_tokens = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         parts = []
         for start in range(0, len(ids), size):

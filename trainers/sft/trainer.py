@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.data.datasets import OVERLONG, fit_rows
+from llm_envs.data.datasets import fit_rows
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import pass_positions
@@ -24,7 +24,7 @@ from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import (
     check_env_kwargs,
-    check_loss_types,
+    check_values,
     load_training_tokenizer,
     longest_row,
     with_split,
@@ -34,7 +34,7 @@ from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.packed_rows import check_packing
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
-from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
+from llm_envs.trainers.bridge.unused_settings import refuse_unused, without
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
 from llm_envs.types import Trajectory
 
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
+# Rows are encoded, masked and cut before TRL sees them.
+@without("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode")
 class EnvSFTConfig(SFTConfig):
     """TRL's `SFTConfig` with settings for environments."""
 
@@ -63,7 +65,7 @@ class EnvSFTConfig(SFTConfig):
     min_reward: float | None = field(
         default=None, metadata={"help": "Leave out episodes that earned less; None: learn from all that were scored."}
     )
-    history: str = field(
+    history: Literal["append", "template"] = field(
         default="append",
         metadata={
             "help": "How conversations are encoded: append, each turn as it was written, one row; template, in further "
@@ -73,7 +75,7 @@ class EnvSFTConfig(SFTConfig):
     max_length: int | None = field(
         default=None, metadata={"help": "Longest row in tokens; see overlong. None: the model's context."}
     )
-    overlong: str = field(
+    overlong: Literal["drop", "cut", "error"] = field(
         default="drop",
         metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
     )
@@ -85,18 +87,12 @@ class EnvSFTConfig(SFTConfig):
         set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
-        if self.overlong not in OVERLONG:
-            raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
-        if self.history not in ("append", "template"):
-            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
         if self.packing_strategy == "wrapped":
             raise InvalidConfigError(
                 "packing_strategy='wrapped' cuts rows anywhere and mixes them: a token reads the rows before its own. "
                 "Leave it out, for 'bfd'."
             )
-        check_loss_types(self.loss_type, "SFT")
-        if self.best_of is not None and self.best_of < 1:
-            raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
+        check_values(self, ("best_of", self.best_of is None or self.best_of >= 1, "at least 1, or None"))
 
 
 class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, SFTTrainer):
@@ -139,7 +135,14 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
                 "EnvSFTTrainer takes env= (its oracle plays) or source= (trajectories, or a saved data set): give one."
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
-        refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=is_trajectories(source)))
+        refuse_unused(
+            args,
+            [
+                (env is None, "no environment is played", ("num_episodes", "env_kwargs")),
+                (is_trajectories(source), "trajectories are encoded already", ("history",)),
+                (not args.packing, "packing is False", ("packing_strategy",)),
+            ],
+        )
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
@@ -205,13 +208,14 @@ def _rows(
     source: str | Path | Dataset | Sequence[Trajectory] | None,
 ) -> list[dict[str, Any]]:
     """Return the rows to train on, from whichever of the two is given."""
-    history = cast("History", args.history)
     given: Any = ()
     if env is not None:
         kwargs = check_env_kwargs(args.env_kwargs)
-        given = oracle_trajectories(env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=history)
+        given = oracle_trajectories(
+            env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=args.history
+        )
     elif source is not None:
-        given = load_source(source, codec, history=history)
+        given = load_source(source, codec, history=args.history)
     rows = rows_of(given, codec, n_best=args.best_of, min_reward=args.min_reward)
     if not rows:
         chosen = "" if args.best_of is args.min_reward is None else f", {args.best_of=}, {args.min_reward=}"

@@ -1,7 +1,7 @@
 """Every field of TRL's configs has an effect here, or is refused by name once it is changed.
 
 A field that a new version of TRL adds fails `test_every_field_is_classified` until somebody has looked what it does in
-our trainers: it goes into a case of `trainers/bridge/unused_settings.py`, or into the list of those that always count.
+our trainers: our config takes it away, a case of `trainers/bridge/unused_settings.py` names it, or it always counts.
 """
 
 from dataclasses import fields
@@ -27,10 +27,8 @@ from llm_envs.trainers.bridge.unused_settings import (
     SAID_BY_THE_ALGORITHM,
     dpo_cases,
     grpo_cases,
-    ppo_cases,
-    refuse_unused,
-    sft_cases,
 )
+from llm_envs.trainers.cli.parser import TrainingParser
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 
 DENSE = EnvChoice("dense", factory=DenseEnv)
@@ -39,37 +37,20 @@ VLLM = {"use_vllm": True}
 SERVER = VLLM | {"vllm_mode": "server"}
 URLS = SERVER | {"vllm_server_urls": ["http://localhost:1"]}
 
-PLAYED_BY_US = {
-    "generation_kwargs": {"no_repeat_ngram_size": 3},
-    "chat_template_kwargs": {"enable_thinking": False},
-    "cache_implementation": "static",
-    "max_tool_calling_iterations": 3,
-    "use_transformers_continuous_batching": True,
-    "transformers_continuous_batching_config": {"max_memory_percent": 0.4},
-    "use_transformers_paged": True,
-    "ds3_gather_for_generation": False,
-    "log_multimodal": False,
-    "vllm_structured_outputs_regex": "a*",
-    "vllm_server_base_url": "http://localhost:1",
-    "vllm_server_host": "localhost",
-    "vllm_server_port": 1,
-    "vllm_server_timeout": 1.0,
-    "vllm_group_port": 1,
+TAKEN_AWAY = {
+    *("generation_kwargs", "chat_template_kwargs", "cache_implementation", "max_tool_calling_iterations"),
+    *("use_transformers_continuous_batching", "transformers_continuous_batching_config", "use_transformers_paged"),
+    *("ds3_gather_for_generation", "log_multimodal", "vllm_structured_outputs_regex", "vllm_server_base_url"),
+    *("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_importance_sampling_cap"),
+    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
+    *("vespo_lambda_neg", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+    "reward_weights",
 }
-OF_OTHER_LOSSES = {
-    "sapo_temperature_neg": 2.0,
-    "sapo_temperature_pos": 2.0,
-    "vespo_k_pos": 1.0,
-    "vespo_lambda_pos": 1.0,
-    "vespo_k_neg": 1.0,
-    "vespo_lambda_neg": 1.0,
-    "entropy_coef_min": 0.001,
-    "entropy_coef_max": 0.5,
-    "entropy_coef_delta": 0.1,
-    "entropy_target": 0.5,
-}
-"""Fields of losses that have no counterpart, and so no effect."""
-"""Fields of `GRPOConfig` that never have an effect, each with another value than its default."""
+"""Fields of `GRPOConfig` that never have an effect."""
+OF_GROUPS = {"scale_rewards", "multi_objective_aggregation"}
+"""Further ones without an effect in PPO."""
+OF_ROWS = {"dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode"}
+"""Fields of `SFTConfig` without an effect."""
 CONDITIONAL = {
     "vllm_mode": ("server", VLLM),
     "vllm_server_urls": (["http://localhost:1"], SERVER),
@@ -88,7 +69,6 @@ CONDITIONAL = {
     "vllm_importance_sampling_mode": ("token_mask", VLLM),
     "vllm_importance_sampling_clip_max": (2.0, VLLM),
     "vllm_importance_sampling_clip_min": (0.5, VLLM),
-    "vllm_importance_sampling_cap": (2.0, VLLM),
     "use_bias_correction_kl": (False, {"beta": 0.1}),
     "ref_model_mixup_alpha": (0.5, {"sync_ref_model": True}),
     "ref_model_sync_steps": (1, {"sync_ref_model": True}),
@@ -143,18 +123,11 @@ ALWAYS = {
 """Those that always have one without an algorithm."""
 REFUSED_BY_NAME = {"use_adaptive_entropy": True, "off_policy_mask_threshold": 0.1}
 """Fields of objectives that have no counterpart; `loss_type` has such values too."""
-ELSEWHERE = {
-    "reward_weights": "refused: the trainer's reward_weights has names",
-    "log_completions_hub_repo": "refused by TRL without log_completions",
-}
+ELSEWHERE = {"log_completions_hub_repo": "refused by TRL without log_completions"}
 
 CLIPPING = {"epsilon", "epsilon_high", "delta", "importance_sampling_level", "top_entropy_quantile"}
-COMPARED = {"scale_rewards", "multi_objective_aggregation"}
-REFUSED = {
-    "algorithm": CLIPPING | COMPARED | {"beta", "loss_type", "entropy_coef", "use_bias_correction_kl"},
-    "ppo": COMPARED,
-}
-"""What replaces a part of TRL's loss -> the fields that then have no effect."""
+REFUSED = CLIPPING | OF_GROUPS | {"beta", "loss_type", "entropy_coef", "use_bias_correction_kl"}
+"""Fields without an effect beside an algorithm."""
 
 
 def grpo_config(**changes):
@@ -172,25 +145,34 @@ def named(cases):
 
 
 def test_every_field_is_classified():
-    groups = [PLAYED_BY_US, OF_OTHER_LOSSES, CONDITIONAL, OTHERWISE, ALWAYS, REFUSED_BY_NAME, ELSEWHERE]
+    groups = [TAKEN_AWAY, CONDITIONAL, OTHERWISE, ALWAYS, REFUSED_BY_NAME, ELSEWHERE]
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
-    assert named(grpo_cases(args)) == {*PLAYED_BY_US, *OF_OTHER_LOSSES, *CONDITIONAL, *OTHERWISE}
+    assert named(grpo_cases(args)) == {*CONDITIONAL, *OTHERWISE}
     assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
-    hooked = named([*ppo_cases(), (True, "", SAID_BY_THE_ALGORITHM)])
-    assert hooked <= {field.name for field in fields(EnvPPOConfig)}
+    assert set(SAID_BY_THE_ALGORITHM) <= of_trl(GRPOConfig)
 
 
-@pytest.mark.parametrize("name", PLAYED_BY_US)
-def test_what_never_has_an_effect_is_refused(name):
-    with pytest.raises(InvalidConfigError, match=rf"{name}=.* has no effect: the collector plays"):
-        grpo_config(**{name: PLAYED_BY_US[name]})
-
-
-@pytest.mark.parametrize("name", OF_OTHER_LOSSES)
-def test_settings_of_a_loss_without_a_counterpart_are_refused(name):
-    with pytest.raises(InvalidConfigError, match=rf"{name}=.* has no effect: it belongs to a loss"):
-        grpo_config(**{name: OF_OTHER_LOSSES[name]})
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("kind", "base", "names"),
+    [
+        (EnvGRPOConfig, GRPOConfig, TAKEN_AWAY),
+        (EnvPPOConfig, GRPOConfig, TAKEN_AWAY | OF_GROUPS),
+        (EnvSFTConfig, SFTConfig, OF_ROWS),
+    ],
+)
+def test_what_never_has_an_effect_cannot_be_written(kind, base, names):
+    assert {field.name for field in fields(kind) if not field.init} - {
+        field.name for field in fields(base) if not field.init
+    } == names
+    for name in names:
+        with pytest.raises(TypeError, match=name):
+            kind(**BARE, **{name: 1})
+    args, theirs = kind(**BARE, per_device_train_batch_size=8), base(**BARE, per_device_train_batch_size=8)
+    assert {name: getattr(args, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    options = TrainingParser((kind,), prog="x").format_help()
+    assert [name for name in names if f"--{name.replace('_', '-')} " in options] == []
 
 
 @pytest.mark.parametrize(
@@ -224,40 +206,23 @@ def changed():
     return {name: {name: value} for name, (value, _) in OTHERWISE.items() if name not in CONDITIONAL} | found
 
 
-def refusal(hook, args):
-    """Return why a config is refused beside a hook; None: it is not."""
-    try:
-        if hook == "algorithm":
-            AlgorithmState(args, "grpo")
-        else:
-            refuse_unused(args, ppo_cases())
-    except InvalidConfigError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("hook", REFUSED)
-def test_what_a_function_leaves_without_effect_is_refused_and_nothing_else(hook):
+def test_what_an_algorithm_leaves_without_effect_is_refused_and_nothing_else():
     refused = set()
     for name, settings in changed().items():
-        why = refusal(hook, grpo_config(**settings))
-        if why is not None:
-            assert any(f"{key}=" in why for key in settings), why
+        try:
+            AlgorithmState(grpo_config(**settings), "grpo")
+        except InvalidConfigError as error:
+            assert any(f"{key}=" in str(error) for key in settings), error
             refused.add(name)
-    assert refused == REFUSED[hook]
-    assert refusal(hook, grpo_config()) is None
+    assert refused == REFUSED
+    AlgorithmState(grpo_config(), "grpo")
 
 
-def test_ppo_refuses_what_compares_the_members_of_a_group(tiny_folder):
-    args = EnvPPOConfig(**BARE, per_device_train_batch_size=8, scale_rewards="none")
-    with pytest.raises(InvalidConfigError, match="scale_rewards='none' has no effect: PPO's advantages are the critic"):
-        EnvPPOTrainer(tiny_folder, DENSE, args)
+def test_ppo_refuses_a_setting_of_a_shared_trunk_beside_a_separate_one(tiny_folder):
     args = EnvPPOConfig(
         **BARE, per_device_train_batch_size=8, max_completion_length=80, value_trains_trunk=False, num_train_seeds=16
     )
-    with pytest.raises(
-        InvalidConfigError, match="value_trains_trunk=False has no effect: the critic has a separate trunk"
-    ):
+    with pytest.raises(InvalidConfigError, match="value_trains_trunk=False has no effect"):
         EnvPPOTrainer(tiny_folder, DENSE, args, critic=tiny_folder)
 
 
@@ -277,10 +242,8 @@ SFT_ALWAYS = {
 def test_every_field_of_dpo_and_sft_is_classified():
     dpo = named(dpo_cases(EnvDPOConfig(**BARE), has_selector=False))
     assert of_trl(DPOConfig) - dpo == DPO_ALWAYS
-    sft = named(sft_cases(EnvSFTConfig(**BARE), is_played=True, has_trajectories=False))
-    assert of_trl(SFTConfig) - sft == SFT_ALWAYS
+    assert of_trl(SFTConfig) - OF_ROWS - {"packing_strategy"} == SFT_ALWAYS  # the last one: see below
     assert dpo <= {field.name for field in fields(EnvDPOConfig)}
-    assert sft <= {field.name for field in fields(EnvSFTConfig)}
 
 
 @pytest.mark.parametrize(
@@ -305,8 +268,6 @@ def test_dpo_refuses_what_has_no_effect(tiny_folder, settings, given, words):
 @pytest.mark.parametrize(
     ("settings", "given", "words"),
     [
-        ({"completion_only_loss": True}, {"env": "llm/Arithmetic-v0"}, "completion_only_loss=True has no effect: rows"),
-        ({"chat_template_path": "x"}, {"env": "llm/Arithmetic-v0"}, "chat_template_path='x' has no effect"),
         ({"num_episodes": 3}, {"source": []}, "num_episodes=3 has no effect: no environment is played"),
         ({"history": "template"}, {"source": []}, "history='template' has no effect: trajectories are encoded"),
         ({"packing_strategy": "bfd_split"}, {"env": "llm/Arithmetic-v0"}, "packing_strategy='bfd_split' has no"),

@@ -225,7 +225,7 @@ def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Pat
         {},
         {"history": "template"},
         {"loss_type": "grpo", "beta": 0.05, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
-        {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_components": True},
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "kwargs": {"rewards": RewardSettings(components=True)}},
         {"scale_rewards": "batch", "history": "template", "max_turns": 1},
     ],
     ids=["dapo", "template", "grpo", "dr_grpo", "batch"],

@@ -120,9 +120,7 @@ def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_p
 @pytest.mark.parametrize("wrong", ["many", 0])
 def test_a_number_of_episodes_at_once_that_is_none_is_one_error(wrong, write, capsys):
     assert main(write("grpo", max_concurrency=wrong)) == 2
-    assert (
-        f"argument --max-concurrency: {wrong} is not an integer of at least 1, or auto." in capsys.readouterr().err
-    )
+    assert f"argument --max-concurrency: {wrong} is not an integer of at least 1, or auto." in capsys.readouterr().err
 
 
 def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
@@ -449,7 +447,7 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
             "env: x\ntrain_sampling_strategy: rnd\n",
             r"run.yaml: argument --train-sampling-strategy: invalid choice: 'rnd' .choose from .*Did you mean random",
         ),
-        ("env: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
+        ("env: x\ntemperature: 0\n", "temperature=0"),
         ("- a list\n", "must be a mapping"),
         ("a: [", "cannot be read: while parsing"),
     ],
@@ -485,10 +483,9 @@ def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
     )
     with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
         EnvGRPOConfig(loss_type="dapoo")
-    for algorithm, kind in (("SFT", EnvSFTConfig), ("DPO", EnvDPOConfig)):
-        text = kind.__dataclass_fields__["loss_type"].metadata["help"]
-        (listed,) = re.findall(r"(?:Supported|Possible) values are:? (.*?)\.(?: [A-Z']|$)", text)
-        assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES[algorithm])
+    text = EnvDPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
+    (listed,) = re.findall(r"Possible values are:? (.*?)\.(?: [A-Z']|$)", text)
+    assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES["DPO"])
 
 
 def test_a_batch_that_makes_no_whole_groups_is_explained(write, capsys):

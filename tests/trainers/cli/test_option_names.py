@@ -19,7 +19,7 @@ from llm_envs.trainers.cli.sft_rl import SFTRLSettings, make_parser
 CONCEPTS = {
     "--agent": ("text", r"an agentenv \(file\.py:name"),
     "--algorithm": ("text", r"a published algorithm"),
-    "--chat-template-path": ("text", r"a jinja template to use|.*sets the model's chat template"),
+    "--chat-template-path": ("text", r"a jinja template to use"),
     "--config": ("text", r"yaml file with options"),
     "--devices": ("texts", r"cuda_visible_devices"),
     "--difficulty": ("text", r"level of the task"),
@@ -116,7 +116,7 @@ def type_of(action: argparse.Action, mappings: set[str]) -> str:
         return "json"
     if action.nargs == "+":
         return "texts"
-    return "text" if action.type in (None, str, Path) else "number"
+    return "text" if action.choices or action.type in (None, str, Path) else "number"
 
 
 def test_an_option_has_one_name_one_type_and_one_meaning() -> None:

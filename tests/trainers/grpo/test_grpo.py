@@ -61,7 +61,7 @@ def test_contract_one_step(make):
         assert 0 < mask.sum() < len(mask)  # the environment's tokens are in the row, and out of the loss
         sampled = batch["sampling_per_token_logps"][row, : n - n_prompt].numpy()
         assert np.array_equal(sampled, tokens.logps[n_prompt:])
-        text = trainer._tokenizer.decode(tokens.ids[n_prompt:][~mask])
+        text = trainer.processing_class.decode(tokens.ids[n_prompt:][~mask])
         assert "<tool_response>\nbbbbbbbb" in text
     assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
 
@@ -129,7 +129,7 @@ def test_truncated_episodes_keep_their_reward_and_are_masked_on_request(make):
         with torch.no_grad():  # no turn is cut: the model ends each after a few tokens
             bias = torch.zeros(trainer.model.config.vocab_size, device=trainer.model.device)
             trainer.model.lm_head.bias = torch.nn.Parameter(bias)
-            trainer.model.lm_head.bias[trainer._tokenizer.eos_token_id] = 5.0
+            trainer.model.lm_head.bias[trainer.processing_class.eos_token_id] = 5.0
         batches = spy_on_batches(trainer)
         trainer.train()
         assert {(t.truncated, str(t.stop_reason)) for t in trainer.last_trajectories} == {(True, limit)}
@@ -177,7 +177,7 @@ def test_lora(make, tiny_folder):
 
 def test_the_guard_stops_a_policy_with_other_weights(make):
     trainer = make()
-    tokenizer = trainer._tokenizer
+    tokenizer = trainer.processing_class
     other = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=99)
     trainer._policy.model = other.to(trainer.model.device)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_the_guard_recomputes_filtered_sampling(make, filters):
     trainer.train()
     assert trainer.state.log_history[0]["sampling/guard_logps_gap"] < 1e-4
     other = make(**filters)
-    wrong = tiny_model(other._tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=99)
+    wrong = tiny_model(other.processing_class, hidden_size=64, n_heads=2, max_length=192, seed=99)
     other._policy.model = wrong.to(other.model.device)
     sharpen(other._policy.model, 3)
     with pytest.raises(ModelError, match="differ from the trainer's own"):
@@ -307,12 +307,10 @@ def test_a_resumed_run_goes_on_with_the_same_episodes(make, tmp_path):
 
 
 def test_a_torn_group_is_refused_with_settings_that_fit(config):
-    with pytest.raises(InvalidConfigError, match="not a multiple of num_generations"):
+    with pytest.raises(InvalidConfigError, match=r"per_device_train_batch_size=4;.* num_generations=8"):
         _two_ranks(config)
     evaluates = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
-    with pytest.raises(
-        InvalidConfigError, match="must be a multiple of num_generations_eval=8: an evaluation would tear"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"per_device_eval_batch_size=4;.* num_generations_eval=8"):
         _two_ranks(config, **evaluates)
 
 
@@ -342,13 +340,13 @@ def _two_ranks(config, **changes):
 def test_bad_settings_are_one_line_errors(make, tiny_folder):
     with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
         make(max_completion_length=500)
-    with pytest.raises(InvalidConfigError, match="max_completion_length=None; it must be a number"):
+    with pytest.raises(InvalidConfigError, match="max_completion_length=None;"):
         make(max_completion_length=None)
     for shards, mode in ((2, "colocate"), (0, "colocate"), (2, "server")):
-        with pytest.raises(InvalidConfigError, match=f"size={shards} with .* and 1 processes: .* must divide"):
+        with pytest.raises(InvalidConfigError, match=f"vllm_tensor_parallel_size={shards};"):
             make(use_vllm=True, vllm_tensor_parallel_size=shards, vllm_mode=mode)
     for busy in ({"vllm_mode": "server"}, {"async_generations": 1}):
-        with pytest.raises(InvalidConfigError, match=r"only an engine that this process has for itself.* can sleep"):
+        with pytest.raises(InvalidConfigError, match="vllm_enable_sleep_mode=True;"):
             make(use_vllm=True, vllm_enable_sleep_mode=True, **busy)
     with pytest.raises(InvalidConfigError, match=r"difficulty.*easy"):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})

@@ -162,12 +162,12 @@ def test_components_keep_their_names_in_both_of_trls_ways(make):
     for way in ("sum_then_normalize", "normalize_then_sum"):
         trainer = make(
             {
-                "reward_components": True,
                 "max_steps": 1,
                 "multi_objective_aggregation": way,
                 "env_kwargs": {"difficulty": "easy"},
             },
             env="llm/Countdown-v0",
+            rewards=RewardSettings(components=True),
         )
         trainer.train()
         weights = trainer.generation.episodes.weights
@@ -238,7 +238,6 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
     ("settings", "hooks", "match"),
     [
         ({"max_refills": 0}, {}, "max_refills=0"),
-        ({"reward_weights": [1.0]}, {}, "give the trainer rewards=RewardSettings"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
             {"algorithm": GRPO},

@@ -41,7 +41,7 @@ def stock_trainer(model, args, own, generations):
     waiting = iter(generations)
 
     def replay(prompts, trainer):
-        rows = rollout_output(next(waiting), pad_id=int(own._tokenizer.pad_token_id))
+        rows = rollout_output(next(waiting), pad_id=int(own.processing_class.pad_token_id))
         assert len(rows["prompt_ids"]) == len(prompts)
         return rows
 
@@ -52,7 +52,7 @@ def stock_trainer(model, args, own, generations):
             reward_funcs=[stored_reward],
             args=args,
             train_dataset=index_dataset(own.items["train"], "train"),
-            processing_class=own._tokenizer,
+            processing_class=own.processing_class,
             rollout_func=replay,
         )
 

@@ -198,6 +198,6 @@ def test_rows_are_replaced_by_the_next_prompts(codec):
 
 def test_where_the_next_prompt_would_be_written_anew_it_is_refused():
     settings = {"output_dir": "x", "report_to": "none", "per_device_train_batch_size": 8, "loss_type": "dapo"}
-    with pytest.raises(InvalidConfigError, match='history="template" writes anew'):
+    with pytest.raises(InvalidConfigError, match=r"bootstrap_truncated=True;.*template"):
         EnvPPOConfig(**settings, bootstrap_truncated=True, history="template")
     assert EnvPPOConfig(**settings, history="template").bootstrap_truncated is False

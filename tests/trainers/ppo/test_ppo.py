@@ -107,7 +107,7 @@ def reference(trainer, model, played, *, gamma, lam):
     """Return {(episode, row, column): (value, advantage)} by loops over whole rows, and how the episodes ended."""
     out, endings = {}, Counter()
     weight, bias = trainer.critic.head.weight[0], trainer.critic.head.bias
-    opening = torch.tensor(trainer._tokenizer.encode(OPENING, add_special_tokens=False))
+    opening = torch.tensor(trainer.processing_class.encode(OPENING, add_special_tokens=False))
     for number, episode in enumerate(played):
         values, places, last = [], [], None
         for which, tokens in enumerate(episode.rows):
@@ -464,15 +464,15 @@ def test_what_contradicts_itself_is_refused(make, config, tiny_folder, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"gamma": 1.1}, r"gamma=1.1; it must lie between 0 and 1"),
+        ({"gamma": 1.1}, r"gamma=1.1;"),
         ({"lam": -0.1}, r"lam=-0.1"),
-        ({"value_lam": 2}, r"value_lam=2; it must lie between 0 and 1"),
-        ({"discount": "step"}, r"discount='step'; it must be token or turn"),
-        ({"value_clip": 0.0}, r"value_clip=0.0; it must be above 0"),
-        ({"value_coef": 0.0}, r"value_coef=0.0 must be above 0"),
-        ({"fp16": True, "bf16": False}, "set bf16"),
-        ({"per_device_train_batch_size": 1}, "one episode a generation"),
-        ({"num_train_seeds": 7}, "num_train_seeds=7 does not fill one generation of 8 episodes"),
+        ({"value_lam": 2}, r"value_lam=2;"),
+        ({"discount": "step"}, r"discount='step';"),
+        ({"value_clip": 0.0}, r"value_clip=0.0;"),
+        ({"value_coef": 0.0}, r"value_coef=0.0;"),
+        ({"fp16": True, "bf16": False}, "fp16=True;"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size=1;"),
+        ({"num_train_seeds": 7}, "num_train_seeds=7;.* 8"),
         ({"num_generations": 3}, "num_generations"),
     ],
 )
