@@ -25,8 +25,9 @@ from llm_envs.trainers import (
     load_teacher,
 )
 from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
-from llm_envs.trainers.functional.algorithm import ALGORITHMS
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 from llm_envs.trainers.functional.references import RefModelFn
+from llm_envs.trainers.functional.state_advantages import state_graph, tree_nodes
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
@@ -38,6 +39,10 @@ __all__ = ["KINDS", "Kind", "play_data"]
 
 MAX_MODEL_LENGTH = 512
 """Context of a vLLM engine, in tokens."""
+TREE = Algorithm(
+    "tree", advantage_fn=partial(state_graph, min_visits=2, scale=True), by_state=tree_nodes, branches=0.75
+)
+"""Credit by branching points (docs/concepts/advantages.md): three quarters of a group continue from turns of others."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def _open_policy(engine: str, warm: Path) -> Any:
 
 
 def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
-    algorithm = with_settings(ALGORITHMS[run.named], run.changes)
+    algorithm = with_settings((ALGORITHMS | {"tree": TREE})[run.named], run.changes)
     if run.per_turn_gamma is not None:
         algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
     return EnvGRPOTrainer(

@@ -12,6 +12,7 @@ import gymnasium as gym
 import pytest
 from audit_corruptions import CORRUPTIONS, Corruption, rewrite_record
 from audit_table import pages
+from graph_algorithms import GRAPH_ALGORITHMS
 from peft import LoraConfig
 
 from llm_envs.cli.main import main
@@ -213,13 +214,13 @@ def test_a_clean_run_is_silent(trained: Path, tiny_folder: str) -> None:
 ALGORITHMS_HERE = [name for name in ALGORITHMS if not name.startswith("distill")]
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS_HERE, "kl_in_reward", "kl_in_advantage"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS_HERE, *GRAPH_ALGORITHMS, "kl_in_reward", "kl_in_advantage"])
 def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Path) -> None:
-    paid = {
+    values = GRAPH_ALGORITHMS | {
         "kl_in_reward": replace(DR_GRPO, kl_coef=0.05, kl_in="reward"),
         "kl_in_advantage": replace(PER_TURN, kl_coef=0.05, kl_in="advantage"),
     }
-    folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": paid.get(algorithm, algorithm)})
+    folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": values.get(algorithm, algorithm)})
     check_clean(audit_training(folder), "pairs")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from device import rounding
+from graph_algorithms import GRAPH_ALGORITHMS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
@@ -90,15 +91,17 @@ def assert_same(given, expected):
             torch.testing.assert_close(one[name], gradient, rtol=0, atol=rounding(1e-6) * max(largest, 1.0))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *GRAPH_ALGORITHMS])
 def test_one_name_is_one_objective(tiny_folder, teacher_folder, config, name):
     """Two passes, so that ratios leave 1: in the trainer by name, as a value in micro-batches, and in the loop."""
-    reference = reference_of(name, teacher_folder)
-    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=name, **reference)
+    value = (ALGORITHMS | GRAPH_ALGORITHMS)[name]
+    reference = {"ref_model_fn": load_teacher(teacher_folder)} if value.needs_teacher else {}
+    by_name = name if name in ALGORITHMS else value
+    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=by_name, **reference)
     moved = max((expected[1][key] - gradient).abs().max().item() for key, gradient in expected[0].items())
     assert moved > 1e-4  # the second pass is another than the first
-    assert_same(looped(tiny_folder, ALGORITHMS[name], played, **reference), expected)
-    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=ALGORITHMS[name], **reference)
+    assert_same(looped(tiny_folder, value, played, **reference), expected)
+    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=value, **reference)
     assert [t.rows[0].ids.tolist() for t in again] == [t.rows[0].ids.tolist() for t in played]
     assert_same(given, expected)
 
