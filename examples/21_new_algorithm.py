@@ -11,10 +11,10 @@ import torch
 from warm_model import GUESS, options, warm_model
 
 from llm_envs import evaluate
+from llm_envs.trainers import quick_start_training
 from llm_envs.trainers.functional.advantages import group_centred
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.losses import policy_gradient
-from llm_envs.trainers.loop import quick_start_training
 
 
 def above_the_mean(

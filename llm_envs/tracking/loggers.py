@@ -46,12 +46,15 @@ def console_logger(*, keys: Sequence[str] | None = None, stream: TextIO | None =
     """Make a logger that prints one line per step.
 
     Args:
-        keys: Which metrics, in which order; None prints all. Metrics that a step lacks are left out of its line.
+        keys: Which metrics, in which order; None prints all. Metrics that a step lacks are left out of its line, and a
+            line without any is not printed.
         stream: Output; None is the standard output at the time of printing.
     """
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         names = metrics if keys is None else [key for key in keys if key in metrics]
+        if not names:
+            return
         line = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
         print(f"step {step:>5}  {line}", file=stream or sys.stdout, flush=True)
 

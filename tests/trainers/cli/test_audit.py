@@ -22,7 +22,6 @@ from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPP
 from llm_envs.trainers.cli.audit.parts import PARTS, Audit
 from llm_envs.trainers.cli.audit.run import audit_training
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DR_GRPO, GRPO, PER_TURN
-from llm_envs.trainers.loop import quick_start_training
 from llm_envs.types import ToolResult
 
 pytestmark = [pytest.mark.trainings, pytest.mark.slow]
@@ -108,12 +107,6 @@ def ppo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **change
 def dpo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
     of_dpo = {"num_generations": 4, "groups_per_round": 4, "per_device_train_batch_size": 4, **changes}
     return finish(EnvDPOTrainer(model, ENV, EnvDPOConfig(**settings(folder, **of_dpo)), **(kwargs or {})))
-
-
-def loop(model: str, folder: Path) -> Path:
-    small: dict[str, Any] = {"num_iterations": 2, "n_groups": 2, "group_size": 4, "max_turn_tokens": 16}
-    quick_start_training(model, env=ENV, **small, learning_rate=1e-2, output_dir=folder, logger=lambda *_: None)
-    return folder
 
 
 def train_all(model: str, root: Path, **changes: Any) -> dict[str, Path]:
@@ -261,10 +254,6 @@ def test_clean_by_ppo(changes: dict[str, Any], tiny_folder: str, tmp_path: Path)
 
 def test_clean_by_dpo(runs: dict[str, Path]) -> None:
     check_clean(audit_training(runs["dpo"]), "baselines", "advantages")
-
-
-def test_clean_by_the_plain_loop(tiny_folder: str, tmp_path: Path) -> None:
-    check_clean(audit_training(loop(tiny_folder, tmp_path / "run")), "pairs")
 
 
 def test_what_cannot_be_recomputed_is_said_and_never_equal(trained: Path, tmp_path: Path) -> None:
