@@ -121,7 +121,7 @@ def quick_start_training(
     """
     source = _source(env, prompts, reward_fn, settings)
     if resume and output_dir is None:
-        raise InvalidConfigError("resume=True needs the output_dir of the run that is to go on.")
+        raise InvalidConfigError("resume=True needs the output_dir of the run to resume.")
     tokenizer = load_training_tokenizer(model_name, tokenizer, thinking=settings.get("thinking"))
     context = context_length(AutoConfig.from_pretrained(model_name) if isinstance(model_name, str) else model_name)
     history: list[Mapping[str, float]] = []
