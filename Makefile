@@ -31,7 +31,7 @@
 #   make baselines  the model of `make real-model` on every task, untrained: what has no result yet
 #   make docs       the site of the documents, in build/site; every warning is an error
 #   make gallery    writes docs/GALLERY.md from the tasks
-#   make reference  writes docs/reference/ from the code: metrics, extension points, the pages of the API
+#   make reference  writes docs/reference/ from the code: metrics, the pages of the API
 #   make clean      removes what the above built, environments included
 
 PYTHON ?= python3
@@ -187,7 +187,6 @@ gallery: $(VENV)/.stamp
 
 reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/metrics_page.py
-	$(VENV)/bin/python docs/extension_points.py
 	$(VENV)/bin/python docs/api_pages.py
 	$(VENV)/bin/python docs/file_map.py
 	$(VENV)/bin/python docs/fidelity.py

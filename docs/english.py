@@ -35,7 +35,6 @@ FOLDERS = ("llm_envs", "trainers", "tasks", "docs", "examples")
 EXEMPT = (
     "docs/reference/api/",
     "docs/reference/metrics.md",
-    "docs/reference/extension_points.md",
     "docs/GALLERY.md",
     "docs/english.py",
     "llm_envs/tasks",

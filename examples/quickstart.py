@@ -9,7 +9,7 @@ Expect:    without MODEL the reward, the share of digits in 16 characters, rises
 import sys
 
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.loop import quick_start_training
+from llm_envs.trainers import quick_start_training
 
 rows = [{"prompt": f"Count to {n}."} for n in range(100)]
 reward_fn = lambda row, reply: sum(map(str.isdigit, reply.content[:16])) / 16  # noqa: E731

@@ -24,8 +24,9 @@ from llm_envs.trainers import (
     EnvPPOTrainer,
     load_teacher,
 )
-from llm_envs.trainers.functional.algorithm import ALGORITHMS
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 from llm_envs.trainers.functional.references import RefModelFn, frozen_copy
+from llm_envs.trainers.functional.state_advantages import state_graph, tree_nodes
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
@@ -42,6 +43,10 @@ _OF_PLAY = (
     *("save_trajectories", "use_vllm", "vllm_max_model_length"),
 )
 """Settings of a run of "dpo-offline" that say how its data set is played, and not how it is trained on."""
+TREE = Algorithm(
+    "tree", advantage_fn=partial(state_graph, min_visits=2, scale=True), by_state=tree_nodes, branches=0.75
+)
+"""Credit by branching points (docs/concepts/advantages.md): three quarters of a group continue from turns of others."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def _open_policy(engine: str, warm: Path) -> Any:
 
 
 def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
-    algorithm = with_settings(ALGORITHMS[run.named], run.changes)
+    algorithm = with_settings((ALGORITHMS | {"tree": TREE})[run.named], run.changes)
     if run.per_turn_gamma is not None:
         algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
     return EnvGRPOTrainer(

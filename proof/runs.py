@@ -24,7 +24,7 @@ class Run:
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "pairwise", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
     named: str = "grpo"
-    """Of `functional.algorithm.ALGORITHMS`, for GRPO's trainer."""
+    """Of `functional.algorithm.ALGORITHMS`, or `tree` (`kinds.TREE`), for GRPO's trainer."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Fields of that algorithm with other values."""
     per_turn_gamma: float | None = None

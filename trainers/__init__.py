@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llm_envs.trainers.bridge.teacher import load_teacher
     from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
     from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+    from llm_envs.trainers.grpo.quickstart import QuickStartResult, quick_start_training
     from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
     from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 
@@ -25,8 +26,10 @@ __all__ = [
     "EnvPPOTrainer",
     "EnvSFTConfig",
     "EnvSFTTrainer",
+    "QuickStartResult",
     "RewardSettings",
     "load_teacher",
+    "quick_start_training",
 ]
 
 if __name__ != "llm_envs.trainers":
@@ -50,8 +53,10 @@ _LAZY = {
     "EnvPPOTrainer": "llm_envs.trainers.ppo",
     "EnvSFTConfig": "llm_envs.trainers.sft",
     "EnvSFTTrainer": "llm_envs.trainers.sft",
+    "QuickStartResult": "llm_envs.trainers.grpo.quickstart",
     "RewardSettings": "llm_envs.trainers.bridge.credit",
     "load_teacher": "llm_envs.trainers.bridge.teacher",
+    "quick_start_training": "llm_envs.trainers.grpo.quickstart",
 }
 
 

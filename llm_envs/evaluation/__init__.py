@@ -7,7 +7,6 @@ from llm_envs.evaluation.exploitability import expected_returns, nash_conv
 from llm_envs.evaluation.results import Results, TaskResult
 from llm_envs.evaluation.run import (
     Evaluation,
-    aevaluate,
     evaluate,
     evaluate_suite,
     extend_run,
@@ -40,7 +39,6 @@ __all__ = [
     "TaskComparison",
     "TaskResult",
     "TurnValue",
-    "aevaluate",
     "check_comparable",
     "clustered_rate_interval",
     "compare",

@@ -38,7 +38,6 @@ from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = [
     "Evaluation",
-    "aevaluate",
     "evaluate",
     "evaluate_suite",
     "extend_run",
@@ -142,7 +141,7 @@ def evaluate(
     confidence: float = 0.95,
     **settings: Any,
 ) -> Evaluation:
-    """Measure a policy on an environment. Works in a notebook too.
+    """Measure a policy on an environment. Works in a notebook too; in a coroutine use `asyncio.to_thread`.
 
     Args:
         envs: An environment id, a mixture, or a function that makes an environment.
@@ -166,25 +165,6 @@ def evaluate(
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
     with _collector(envs, policy, n, split, settings) as collector:
         return _evaluation(collector, collector.collect(n, k), split, confidence)
-
-
-async def aevaluate(
-    envs: Envs,
-    policy: Policy,
-    *,
-    n: int = 200,
-    k: int = 1,
-    codec: Codec | None = None,
-    split: str | None = "test",
-    seed: int = 0,
-    env_kwargs: Mapping[str, Any] | None = None,
-    confidence: float = 0.95,
-    **settings: Any,
-) -> Evaluation:
-    """Measure a policy: `evaluate` for asynchronous code."""
-    settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
-    with _collector(envs, policy, n, split, settings) as collector:
-        return _evaluation(collector, await collector.acollect(n, k), split, confidence)
 
 
 def evaluate_suite(

@@ -34,7 +34,6 @@ __all__ = [
     "create_potential_shaping",
     "create_step_cost",
     "create_success_bonus",
-    "k1",
     "named_shaping",
     "shape",
     "turn_lengths",
@@ -259,17 +258,12 @@ def _length_bonus(bonus: float, max_tokens: int, trajectory: Trajectory) -> Floa
     return bonus * np.minimum(turn_lengths(trajectory), max_tokens) / max_tokens
 
 
-def k1(logps_T: FloatArray, ref_logps_T: FloatArray) -> FloatArray:
-    """Return log π − log ρ, whose expectation under π is KL(π‖ρ). Shapes (T,)."""
-    return logps_T - ref_logps_T
-
-
 def create_kl_penalty(
     coef: float,
     logps_fn: Callable[[Trajectory], TokenArrays],
     ref_logps_fn: Callable[[Trajectory], TokenArrays],
     *,
-    kl_fn: Callable[[FloatArray, FloatArray], FloatArray] = k1,
+    kl_fn: Callable[[FloatArray, FloatArray], FloatArray] = np.subtract,
 ) -> ShapingFn:
     """Subtract coef · Σ_tokens kl(log π, log ρ) from each turn: the KL penalty in the reward.
 
@@ -285,7 +279,7 @@ def create_kl_penalty(
         coef: Factor.
         logps_fn: The trajectory -> log π of its tokens: for each row an array (T,). Only the agent's tokens are used.
         ref_logps_fn: The same for ρ.
-        kl_fn: (log π, log ρ), each (T,), -> (T,).
+        kl_fn: (log π, log ρ), each (T,), -> (T,). The default is k1, log π − log ρ.
 
     Raises:
         InvalidConfigError: (When called) if a log-probability is missing.

@@ -39,14 +39,13 @@ from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.spaces import TextSpace, encodable
-from llm_envs.tools.executor import Toolbox, run_calls
+from llm_envs.tools.executor import Executor, Toolbox, as_results, run_calls
 from llm_envs.types import Message, SamplingParams, ToolCall, ToolResult, Trajectory
 
 __all__ = [
     "DEFAULT_MAX_TURNS",
     "GO_ON",
     "ConversationEnv",
-    "Executor",
     "StopCondition",
     "ToolTracker",
     "aconverse",
@@ -57,9 +56,6 @@ __all__ = [
     "score_trajectory",
 ]
 
-Results = Sequence[ToolResult | str]
-Executor = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
-"""The calls of one turn -> their results, in the same order. A str is the result of a call that succeeded."""
 StopCondition = Callable[[Sequence[Message], ParsedReply], bool]
 """(messages so far, with the reply last) -> whether the conversation is over."""
 User = Callable[[Sequence[Message], ParsedReply], str | Awaitable[str]]
@@ -302,17 +298,10 @@ def _observed(messages: Sequence[Message]) -> tuple[str, dict[str, Any]]:
     return text, {"messages": [message.to_dict() for message in messages]} if messages else {}
 
 
-def _checked(results: Any, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-    if isinstance(results, str) or not isinstance(results, Sequence) or len(results) != len(calls):
-        raise EnvContractError(f"the executor returned {results!r:.80} for {len(calls)} calls; give a result for each.")
-    out = []
-    for call, result in zip(calls, results, strict=True):
-        if isinstance(result, str):
-            result = ToolResult(call.name, call.arguments, result, True)
-        if not isinstance(result, ToolResult):
-            raise EnvContractError(f"the executor returned {result!r:.80}; a result is a ToolResult or a str.")
-        out.append(result if result.output.isascii() else replace(result, output=encodable(result.output)))
-    return tuple(out)
+def _checked(given: object, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+    """Return an executor's results, whose texts can be encoded."""
+    results = as_results(calls, given)
+    return tuple(r if r.output.isascii() else replace(r, output=encodable(r.output)) for r in results)
 
 
 async def aconverse(

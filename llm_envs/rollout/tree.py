@@ -2,8 +2,8 @@
 
 `grow` adds the branches to groups that are played; a function `(roots, n) -> n pairs (root, turn)` chooses where.
 Methods differ in the turns, and in whether branches are trained: VinePPO (arXiv 2410.01679) branches at every turn, for
-values only; ARPO (arXiv 2507.19849) and TreeRL (arXiv 2506.11902) branch at the least sure ones, and train all. The
-algorithm `tree` learns from such groups.
+values only; ARPO (arXiv 2507.19849) and TreeRL (arXiv 2506.11902) branch at the least sure ones, and train all.
+`Algorithm.branches` asks for such groups.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from llm_envs.tools.base import (
     unknown_tool,
 )
 from llm_envs.tools.budget import Budget
-from llm_envs.tools.executor import MAX_PARALLEL, Toolbox, arun_calls, run_calls
+from llm_envs.tools.executor import MAX_PARALLEL, Executor, Toolbox, arun_calls, run_calls
 from llm_envs.tools.toolset import Toolset, as_tools, budgeted, tool
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "TOOL_TIMEOUT",
     "UNKNOWN_TOOL",
     "Budget",
+    "Executor",
     "Tool",
     "Toolbox",
     "Toolset",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,10 +31,39 @@ from llm_envs.types import ToolCall, ToolResult
 if TYPE_CHECKING:
     from llm_envs.sandbox import PythonTool
 
-__all__ = ["MAX_PARALLEL", "Toolbox", "arun_calls", "run_calls"]
+__all__ = ["MAX_PARALLEL", "Executor", "Toolbox", "arun_calls", "as_results", "run_calls"]
 
 MAX_PARALLEL = 16
 """Calls of one turn that may run at once; the default equals the default number of calls in a turn."""
+
+Executor = Callable[[Sequence[ToolCall]], Sequence[ToolResult | str] | Awaitable[Sequence[ToolResult | str]]]
+"""Calls of one reply -> one result each, in order, or an awaitable of that. A str is the output of a call that
+succeeded."""
+
+
+def as_results(calls: Sequence[ToolCall], given: object) -> list[ToolResult]:
+    """Return what an executor returned as results, one for each call.
+
+    Raises:
+        InvalidConfigError: If it is not a list of results, or of another length.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InvalidConfigError(
+            f"the executor returned a value of type {type(given).__name__}; it must be a list of results."
+        )
+    if len(given) != len(calls):
+        raise InvalidConfigError(f"the executor returned {len(given)} results for {len(calls)} calls.")
+    results = []
+    for call, result in zip(calls, given, strict=True):
+        if isinstance(result, str):
+            result = ToolResult(call.name, call.arguments, result, True)
+        if not isinstance(result, ToolResult):
+            raise InvalidConfigError(
+                f"the executor returned a value of type {type(result).__name__} for the call of {call.name!r}; it must "
+                "be a ToolResult, or the output as a str."
+            )
+        results.append(result)
+    return results
 
 
 class Toolbox(dict[str, Tool]):

@@ -9,11 +9,8 @@ from llm_envs.tracking.loggers import (
     jsonl_logger,
     multi_logger,
     read_metrics,
-    tensorboard_logger,
-    trackio_logger,
     trajectory_table,
     visible_text,
-    wandb_logger,
 )
 from llm_envs.tracking.metrics import average_metrics, metric_totals, metrics_by, trajectory_metrics
 from llm_envs.tracking.run_logger import tracker_logger
@@ -28,11 +25,8 @@ __all__ = [
     "metrics_by",
     "multi_logger",
     "read_metrics",
-    "tensorboard_logger",
     "tracker_logger",
-    "trackio_logger",
     "trajectory_metrics",
     "trajectory_table",
     "visible_text",
-    "wandb_logger",
 ]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from llm_envs.data.files import own, read_text, regular, replacing
 from llm_envs.data.json_files import NO_JSON, problem_of
-from llm_envs.errors import MissingExtraError, StoreError
+from llm_envs.errors import StoreError
 
 if TYPE_CHECKING:
     from llm_envs.types import Trajectory
@@ -26,11 +24,8 @@ __all__ = [
     "jsonl_logger",
     "multi_logger",
     "read_metrics",
-    "tensorboard_logger",
-    "trackio_logger",
     "trajectory_table",
     "visible_text",
-    "wandb_logger",
 ]
 
 Logger = Callable[[int, Mapping[str, float]], None]
@@ -51,12 +46,15 @@ def console_logger(*, keys: Sequence[str] | None = None, stream: TextIO | None =
     """Make a logger that prints one line per step.
 
     Args:
-        keys: Which metrics, in which order; None prints all. Metrics that a step lacks are left out of its line.
+        keys: Which metrics, in which order; None prints all. Metrics that a step lacks are left out of its line, and a
+            line without any is not printed.
         stream: Output; None is the standard output at the time of printing.
     """
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         names = metrics if keys is None else [key for key in keys if key in metrics]
+        if not names:
+            return
         line = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
         print(f"step {step:>5}  {line}", file=stream or sys.stdout, flush=True)
 
@@ -120,64 +118,6 @@ def _csv_columns(path: Path) -> list[str] | None:
             file.truncate(content.rfind(b"\n") + 1)
     with open(path, encoding="utf-8", newline="", opener=regular) as file:
         return next(csv.reader(file), None)
-
-
-def tensorboard_logger(folder: str | Path) -> Logger:
-    """Make a logger that writes scalars for TensorBoard. Each step is on disk when the call returns.
-
-    Raises:
-        MissingExtraError: If torch or tensorboard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("TensorBoard needs torch and tensorboard: pip install 'llm-envs[logging]'.") from error
-    writer = SummaryWriter(str(folder))
-
-    def log(step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            writer.add_scalar(name, float(value), int(step))
-        writer.flush()
-
-    return log
-
-
-def wandb_logger(project: str, **settings: Any) -> Logger:
-    """Make a logger to a new run of Weights & Biases. The run ends with the process.
-
-    Args:
-        project: The run's project.
-        **settings: Further arguments of `wandb.init`: `name`, `config`, `mode="offline"`, ...
-
-    Raises:
-        MissingExtraError: If wandb is not installed.
-    """
-    if (settings.get("mode") or os.environ.get("WANDB_MODE")) == "offline":
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # "offline" does not stop its error reports
-    try:
-        wandb: Any = importlib.import_module("wandb")
-    except ImportError as error:
-        raise MissingExtraError("Weights & Biases needs wandb: pip install 'llm-envs[logging]'.") from error
-    run = wandb.init(project=project, **settings)
-    return lambda step, metrics: run.log(dict(metrics), step=int(step))
-
-
-def trackio_logger(project: str, **settings: Any) -> Logger:
-    """Make a logger to a new run of Trackio, which keeps its runs on this machine. The run ends with the process.
-
-    Args:
-        project: The run's project.
-        **settings: Further arguments of `trackio.init`: `name`, `config`, ...
-
-    Raises:
-        MissingExtraError: If trackio is not installed.
-    """
-    try:
-        trackio: Any = importlib.import_module("trackio")
-    except ImportError as error:
-        raise MissingExtraError("Trackio needs trackio: pip install 'llm-envs[logging]'.") from error
-    run = trackio.init(project=project, **settings)
-    return lambda step, metrics: run.log(dict(metrics), step=int(step))
 
 
 def multi_logger(*loggers: Logger) -> Logger:

@@ -6,9 +6,7 @@ from llm_envs.wrappers.few_shot import FewShot
 from llm_envs.wrappers.mixtures import CurriculumEnv, MixtureEnv
 from llm_envs.wrappers.text import (
     AddTools,
-    BestOf,
     FormatObservation,
-    RequireThinking,
     StepCost,
     StripThinking,
     TruncateObservation,
@@ -17,12 +15,10 @@ from llm_envs.wrappers.text import (
 
 __all__ = [
     "AddTools",
-    "BestOf",
     "CurriculumEnv",
     "FewShot",
     "FormatObservation",
     "MixtureEnv",
-    "RequireThinking",
     "StepCost",
     "StripThinking",
     "TruncateObservation",

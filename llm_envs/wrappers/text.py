@@ -28,9 +28,7 @@ from llm_envs.types import ToolResult
 
 __all__ = [
     "AddTools",
-    "BestOf",
     "FormatObservation",
-    "RequireThinking",
     "StepCost",
     "StripThinking",
     "TruncateObservation",
@@ -125,43 +123,6 @@ class StepCost(TextWrapper):
             truncated,
             _with_component(info, self._component, 1.0),
         )
-
-
-class RequireThinking(TextWrapper):
-    """Makes a reply without thinking cost something; the reply itself is played unchanged.
-
-    Args:
-        env: The environment.
-        cost: Subtracted from the reward of a turn without thinking, above 0.
-        min_characters: Minimum length of thinking, without white space.
-        component: Its name among the components; its weight is `-cost`.
-
-    Raises:
-        InvalidConfigError: If a number is too small, or the task has a component with this name.
-    """
-
-    def __init__(
-        self, env: gym.Env[str, str], cost: float = 0.1, min_characters: int = 1, component: str = "unthinking"
-    ) -> None:
-        if not cost > 0:
-            raise InvalidConfigError(f"RequireThinking: cost is {cost!r}; it must be above 0.")
-        check_at_least(type(self), "min_characters", min_characters, 1)
-        super().__init__(env, cost=cost, min_characters=min_characters, component=component)
-        _new_component(self, component)
-        self._cost, self._min_characters, self._component = float(cost), min_characters, component
-
-    @property
-    def reward_weights(self) -> Mapping[str, float]:
-        """The task's weights and the cost's."""
-        return {**self.inner("reward_weights"), self._component: -self._cost}
-
-    def step(self, action: str) -> Stepped:
-        """Play the reply, and check it for thinking."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        thinking = "".join((parse_reply(action).thinking or "").split())
-        missing = float(len(thinking) < self._min_characters)
-        net = as_number(reward) - self._cost * missing
-        return observation, net, terminated, truncated, _with_component(info, self._component, missing)
 
 
 class StripThinking(TextWrapper):
@@ -362,62 +323,6 @@ class AddTools(TextWrapper):
 
 _MAX_CALLS = 16
 """Per reply, as in a `ToolEnv`."""
-
-
-class BestOf(TextWrapper):
-    """Lets the agent try a problem several times; the best attempt is rewarded.
-
-    After an attempt without success the same problem begins again, until an attempt succeeds or the attempts are used
-    up. At its end, an attempt earns its improvement on the best attempt so far, so an episode's return is that of its
-    best attempt.
-
-    Args:
-        env: The environment.
-        k: Attempts, at least 1.
-        feedback: Whether the agent sees how an attempt ended before it tries again; the task's text must then not
-            reveal the answer.
-
-    Raises:
-        InvalidConfigError: If `k` is below 1.
-    """
-
-    reward_weights: Mapping[str, float] = {"best": 1.0}
-
-    def __init__(self, env: gym.Env[str, str], k: int, feedback: bool = True) -> None:
-        check_at_least(type(self), "k", k, 1)
-        super().__init__(env, k=k, feedback=feedback)
-        self._k, self._feedback = k, feedback
-        self._attempt, self._return, self._best = 1, 0.0, 0.0
-
-    @property
-    def max_turns(self) -> int:
-        """Limit on turns over all attempts."""
-        return self._k * int(self.inner("max_turns"))
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start the first attempt."""
-        self._attempt, self._return = 1, 0.0
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: str) -> Stepped:
-        """Take a turn; at the end of an attempt reward it, and begin the next one."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._return += as_number(reward)
-        if not (terminated or truncated):
-            return observation, 0.0, False, False, {**info, "reward_components": {"best": 0.0}}
-        gain = self._return if self._attempt == 1 else max(self._return - self._best, 0.0)
-        self._best = gain if self._attempt == 1 else self._best + gain
-        info = {**info, "reward_components": {"best": gain}}
-        if info["is_success"] or self._attempt == self._k:
-            return observation, gain, terminated, truncated, info
-        self._attempt, self._return = self._attempt + 1, 0.0
-        question, _ = self.env.reset(options={"problem": self.inner("problem")})
-        del info["is_success"]
-        again = f"Attempt {self._attempt} of {self._k}.\n{question}"
-        messages = [*info.get("messages", [{"role": "user", "content": observation}])] if self._feedback else []
-        if "messages" in info or not self._feedback:
-            info["messages"] = [*messages, {"role": "user", "content": again}]
-        return f"{observation}\n{again}" if self._feedback else again, gain, False, False, info
 
 
 def changed_observation(observation: str, info: Info, changes: Sequence[Callable[[str], str]]) -> tuple[str, Info]:

@@ -1,14 +1,10 @@
-"""The reference: every number that is logged has its row, every hook its entry, every module its page; none drifts."""
+"""The reference: every number that is logged has its row, every module its page; none drifts."""
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
 import logging
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,10 +14,7 @@ from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, OVER, PLACEHOLDE
 pytestmark = pytest.mark.pages
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATORS = [
-    *("docs/metrics_page.py", "docs/extension_points.py", "docs/api_pages.py", "docs/file_map.py"),
-    "docs/settings_table.py",
-]
+GENERATORS = ["docs/metrics_page.py", "docs/api_pages.py", "docs/file_map.py", "docs/settings_table.py"]
 
 NOT_RUN_HERE = {
     "sampling/sampling_logp_difference/": "vLLM samples",
@@ -148,95 +141,6 @@ def test_names_with_vllm(tmp_path: Path) -> None:
     assert len(missing) == 9
     for row in missing:
         assert any(row.matches(key) for key in keys), row.pattern
-
-
-# Extension points.
-
-
-@pytest.fixture(scope="module")
-def points() -> ModuleType:
-    """The generator of the page, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "docs"))
-        return importlib.import_module("extension_points")
-
-
-def look_up(path: str) -> Any:
-    """Return what a dotted path leads to."""
-    parts = path.split(".")
-    for n in range(len(parts), 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:n]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[n:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(f"there is no {path}")
-
-
-@pytest.mark.smoke
-@pytest.mark.examples
-def test_every_named_argument_is_there(points: ModuleType) -> None:
-    pytest.importorskip("trl")
-    for point in points.points():
-        for path in point.to:
-            function, _, argument = path.rpartition(".")
-            assert argument in inspect.signature(look_up(function)).parameters, f"{point.name}: {path}"
-        for path in [*point.types, *(shown.partition(": ")[0] for shown in point.shown)]:
-            assert look_up(path) is not None, f"{point.name}: {path}"
-        for shown in point.shown:
-            owner, _, members = shown.partition(": ")
-            assert all(hasattr(look_up(owner), member) for member in members.split(", ") if members), shown
-
-
-def named_tests(file: Path) -> set[str]:
-    """Return the tests of a file, those of a class as `Class::test`."""
-    found = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
-        found |= {
-            f"{prefix}{child.name}" for child in inner if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-    return found
-
-
-@pytest.mark.examples
-def test_every_point_has_a_test_and_its_example_is_there(points: ModuleType) -> None:
-    names = [point.name for point in points.points()]
-    assert len(names) > 60
-    for point in points.points():
-        file, _, test = point.test.partition("::")
-        assert (ROOT / file).is_file() and test in named_tests(ROOT / file), f"{point.name}: {point.test}"
-        assert point.to or point.types or (point.also and point.shown), point.name
-        if point.example:
-            file, _, name = point.example.partition("::")
-            assert (ROOT / file).is_file(), point.example
-            assert not name or f" {name}(" in (ROOT / file).read_text() or f" {name}:" in (ROOT / file).read_text()
-
-
-@pytest.mark.examples
-def test_no_public_argument_that_takes_a_function_is_missing(points: ModuleType) -> None:
-    assert points.uncovered() == {}
-    found = points.hook_arguments()
-    assert len(found) > 200
-    # What stands in quotes, under an alias of aliases, in a mapping, and in a dataclass, is seen.
-    for path in (
-        "llm_envs.rollout.collector.Collector.context_fn",
-        "llm_envs.trainers.bridge.credit.RewardSettings.reward_fns",
-        "llm_envs.trainers.grpo.trainer.EnvGRPOTrainer.algorithm",
-        "llm_envs.trainers.functional.algorithm.Algorithm.kl_fn",
-        "llm_envs.policies.transformers.TransformersPolicy.from_pretrained.loader",
-    ):
-        assert path in found, path
-    assert "llm_envs.rollout.collector.Collector.seed" not in found
-    every = [argument.path for argument in found.values()]
-    for start, what in points.inside().items():
-        assert what and any(path.startswith(start) for path in every), f"nothing is inside {start}"
-    types = {kind for argument in found.values() for kind in argument.kinds}
-    unused = [path for point in points.points() for path in point.types if path not in types]
-    assert unused == [], "types that no public argument has"
 
 
 # API.

@@ -1,4 +1,4 @@
-"""The extension points that no other test puts another part in the place of."""
+"""Arguments for which no other test passes a function."""
 
 from __future__ import annotations
 

@@ -89,10 +89,6 @@ class LearnedLog:
         with open(self.path, "a", encoding="utf-8", opener=own) as file:
             file.write(line + "\n")
 
-    def write_batch(self, step: int, credit: EpisodeRewards, batch: Batch, **facts: Any) -> None:
-        """Append a generation of the plain loop; see `generation_record`."""
-        self.write(generation_record(step, credit, rows_of(batch), batch.advantages, batch.mask_BT, **facts))
-
     def write_step(self, step: int, loss: torch.Tensor | float) -> None:
         """Append the loss of an optimizer step: the sum over this process's micro-batches."""
         self.write({"kind": "step", "step": step, "loss": float(loss)})
@@ -156,8 +152,8 @@ def run_record(
     """Return the first line of a record.
 
     Args:
-        trainer: grpo, ppo or loop.
-        settings: The trainer's settings, or the loop's.
+        trainer: grpo or ppo.
+        settings: The trainer's settings.
         model: The trained model before the first step.
         codec: Encodes the episodes.
         sampling: How turns are sampled.

@@ -13,7 +13,7 @@ from llm_envs.evaluation import evaluate
 from llm_envs.policies import OraclePolicy, TransformersPolicy
 from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.loop import quick_start_training
+from llm_envs.trainers.grpo.quickstart import quick_start_training
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams, Trajectory
 

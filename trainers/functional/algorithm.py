@@ -49,7 +49,7 @@ from llm_envs.trainers.functional.pairs import (
     pair_log_ratios,
     sequence_log_ratios,
 )
-from llm_envs.trainers.functional.state_advantages import state_graph, state_groups, tree_nodes
+from llm_envs.trainers.functional.state_advantages import state_groups
 from llm_envs.trainers.functional.turn_advantages import per_turn
 
 __all__ = [
@@ -67,8 +67,6 @@ __all__ = [
     "PPO",
     "REINFORCE",
     "RLOO",
-    "STATE_GRAPH",
-    "TREE",
     "Algorithm",
     "AlgorithmSchedule",
     "algorithm_loss",
@@ -377,13 +375,6 @@ tokens."""
 GIGPO = Algorithm("gigpo", advantage_fn=partial(state_groups, scale=True), by_state=True)
 """The episode's advantage, and each turn's among the turns of its group that began in the same state ("Group-in-Group
 Policy Optimization", arXiv 2505.10978); loss over tokens."""
-STATE_GRAPH = Algorithm("state_graph", advantage_fn=partial(state_graph, scale=True), by_state=True)
-"""Each turn's temporal difference in the graph of the group's states (as arXiv 2606.22995); loss over tokens."""
-TREE = Algorithm(
-    "tree", advantage_fn=partial(state_graph, min_visits=2, scale=True), by_state=tree_nodes, branches=0.75
-)
-"""The difference in Monte Carlo value from one branching point of a group to the next (as in VinePPO, arXiv 2410.01679,
-and TreeRL, arXiv 2506.11902); loss over tokens. Three quarters of a group continue from turns of the others."""
 DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
 """Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
 discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
@@ -406,8 +397,6 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             PAIRWISE,
             PER_TURN,
             GIGPO,
-            STATE_GRAPH,
-            TREE,
             DISTILL,
             DISTILL_LOSS,
         )

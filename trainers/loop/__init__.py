@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
-from llm_envs.trainers.loop.quickstart import QuickStartResult, quick_start_training
 from llm_envs.trainers.loop.run import (
     EvalFn,
     IterationHook,
@@ -30,7 +29,6 @@ __all__ = [
     "HeldOutEnv",
     "IterationHook",
     "LoopSettings",
-    "QuickStartResult",
     "TrainingState",
     "WeightSyncFn",
     "best_checkpoint",
@@ -42,7 +40,6 @@ __all__ = [
     "is_held_out",
     "latest_checkpoint",
     "load_training_state",
-    "quick_start_training",
     "save_training_state",
     "share_weights",
     "train",

@@ -48,7 +48,7 @@ from llm_envs.trainers.bridge.credit import (
 )
 from llm_envs.trainers.bridge.engine_weights import engine_weights
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
-from llm_envs.trainers.bridge.learned import LearnedLog, describe, precision
+from llm_envs.trainers.bridge.learned import precision
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
@@ -98,7 +98,6 @@ def training_iteration(
     reference_update_fn: ReferenceUpdateFn = keep_reference,
     iteration_hook: IterationHook | None = None,
     settings: LoopSettings | None = None,
-    learned: LearnedLog | None = None,
     checks_sampling: bool | None = None,
 ) -> tuple[TrainingState, dict[str, float]]:
     """Learn from one generation: compute rewards and advantages, then take the optimizer steps.
@@ -114,7 +113,6 @@ def training_iteration(
         reference_update_fn: Called after each optimizer step (`functional.references`).
         iteration_hook: Called at the end.
         settings: The loop's settings.
-        learned: Records what `llm-envs audit` recomputes; None: nothing is recorded.
         checks_sampling: Whether the log-probabilities from sampling are compared (`logps_tolerance`); None: if no step
             has been taken. `train` compares those of its first generation, after a resume too.
 
@@ -135,12 +133,9 @@ def training_iteration(
         _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
-    _record_generation(learned, state, paid, batch, algorithm, settings)
-    first_step = state.step + 1
     state, log, sizes = _steps(
         state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
     )
-    _record_steps(learned, log, first_step)
     metrics |= _means(log, sizes)
     state = replace(
         state,
@@ -173,7 +168,6 @@ def train(
     checkpoint_fn: CheckpointFn | None = None,
     save_every: int = 0,
     logger: Logger | None = None,
-    learned: LearnedLog | None = None,
 ) -> TrainingState:
     """Train until `state.iteration` is `n_iterations`. To resume, pass a state from `load_training_state`.
 
@@ -200,7 +194,6 @@ def train(
         checkpoint_fn: Saves the best state, the last one, and those of `save_every` (`create_checkpoint_fn`).
         save_every: Iterations between two saves; 0: only the best and the last.
         logger: Gets the number of each iteration, from 1, and its metrics (`llm_envs.tracking.loggers`).
-        learned: See `training_iteration`. `collector.on_trajectory` must store the episodes.
 
     Returns:
         The last state. For each iteration the logger gets the metrics of `training_iteration`, `env/...` of all
@@ -221,7 +214,6 @@ def train(
         optimizer_step_fn=optimizer_step_fn,
         reference_update_fn=reference_update_fn,
         iteration_hook=iteration_hook,
-        learned=learned,
     )
     max_turns = cache(partial(_max_turns, collector.source))  # makes environments: only if an algorithm asks
     sync = weight_sync_fn or share_weights
@@ -373,27 +365,6 @@ def _batch(state: TrainingState, paid: EpisodeRewards, sampling: SamplingParams,
         trajectory_filter=limited(settings.trajectory_filter, settings.max_function_s, "the trajectory_filter"),
     )
     return without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
-
-
-def _record_generation(
-    learned: LearnedLog | None,
-    state: TrainingState,
-    paid: EpisodeRewards,
-    batch: Batch,
-    algorithm: Algorithm,
-    settings: LoopSettings,
-) -> None:
-    if learned is not None:
-        facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
-        with describing("the record of what is learned"):
-            learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
-
-
-def _record_steps(learned: LearnedLog | None, log: Sequence[Mapping[str, float]], first_step: int) -> None:
-    if learned is not None:
-        with describing("the record of what is learned"):
-            for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step):
-                learned.write_step(step, stats["loss"])
 
 
 def _prepared(

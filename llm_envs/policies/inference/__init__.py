@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llm_envs.policies.inference.conversation import (
         ConversationTurn,
-        ExecuteFn,
         GenerateFn,
         TemplateFn,
         aconversation_turn,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConversationTurn",
-    "ExecuteFn",
     "GenerateFn",
     "IdArray",
     "TemplateFn",
@@ -65,7 +63,6 @@ __all__ = [
 
 _LAZY = {
     "ConversationTurn": "conversation",
-    "ExecuteFn": "conversation",
     "GenerateFn": "conversation",
     "IdArray": "padding",
     "TemplateFn": "conversation",

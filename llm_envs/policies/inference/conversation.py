@@ -20,7 +20,7 @@ from llm_envs.parsers import ParsedReply, parse_reply
 from llm_envs.policies.base import TokenPolicy
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.tools.base import Tool
-from llm_envs.tools.executor import arun_calls, run_calls
+from llm_envs.tools.executor import Executor, arun_calls, as_results, run_calls
 from llm_envs.tools.toolset import Toolset, as_tools
 from llm_envs.types import FinishReason, IdArray, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConversationTurn",
-    "ExecuteFn",
     "GenerateFn",
     "TemplateFn",
     "aconversation_turn",
@@ -52,10 +51,6 @@ TemplateFn = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], IdArray]
 """Messages and the tools' JSON Schemas -> prompt ids (T,), ready for the assistant."""
 ToolLike = Tool | Toolset | Callable[..., Any] | Mapping[str, Any]
 """A tool, a set of them, a typed function, or a bare JSON Schema."""
-Results = Sequence[ToolResult | str]
-ExecuteFn = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
-"""Calls of one reply -> one result each, in order, or an awaitable of that. A string is the output of a call that
-succeeded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +86,7 @@ def conversation_turn(
     decode_fn: Callable[[IdArray], str],
     tools: Sequence[ToolLike] = (),
     parser: Callable[[str], ParsedReply] = parse_reply,
-    executor: ExecuteFn | None = None,
+    executor: Executor | None = None,
     params: SamplingParams | None = None,
     prompt_ids: IdArray | None = None,
 ) -> ConversationTurn:
@@ -135,7 +130,7 @@ async def aconversation_turn(
     decode_fn: Callable[[IdArray], str],
     tools: Sequence[ToolLike] = (),
     parser: Callable[[str], ParsedReply] = parse_reply,
-    executor: ExecuteFn | None = None,
+    executor: Executor | None = None,
     params: SamplingParams | None = None,
     prompt_ids: IdArray | None = None,
 ) -> ConversationTurn:
@@ -148,7 +143,7 @@ async def aconversation_turn(
     prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
     sampled = await _settle(generate_fn(prompt, params))
     text, reply, calls = _read(sampled, decode_fn, parser)
-    results: Results = ()
+    results: Sequence[ToolResult | str] = ()
     if calls:
         results = await _settle(executor(calls) if executor else arun_calls(_by_name(tools), calls))
     return _finish(messages, prompt, sampled, text, reply, calls, results)
@@ -310,34 +305,13 @@ def _finish(
     text: str,
     reply: ParsedReply,
     calls: Sequence[ToolCall],
-    given: Results,
+    given: Sequence[ToolResult | str],
 ) -> ConversationTurn:
     """Put the turn together."""
-    results = _checked(calls, given)
+    results = as_results(calls, given)
     replies = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
     answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
     return ConversationTurn((*messages, *replies, *answers), text, reply, tuple(results), prompt_ids, sampled)
-
-
-def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:
-    """Return an executor's return value as results, one for each call."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InvalidConfigError(
-            f"the executor returned a value of type {type(given).__name__}; it must be a list of results."
-        )
-    if len(given) != len(calls):
-        raise InvalidConfigError(f"the executor returned {len(given)} results for {len(calls)} calls.")
-    results = []
-    for call, result in zip(calls, given, strict=True):
-        if isinstance(result, str):
-            result = ToolResult(call.name, call.arguments, result, True)
-        if not isinstance(result, ToolResult):
-            raise InvalidConfigError(
-                f"the executor returned a value of type {type(result).__name__} for the call of {call.name!r}; it must "
-                "be a ToolResult, or the output as a str."
-            )
-        results.append(result)
-    return results
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:

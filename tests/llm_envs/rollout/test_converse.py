@@ -234,9 +234,9 @@ class TestExecutor:
     @pytest.mark.parametrize(
         ("executor", "says"),
         [
-            (lambda calls: [], "for 1 calls; give a result for each"),
-            (lambda calls: "12", "give a result for each"),
-            (lambda calls: [12], "a result is a ToolResult or a str"),
+            (lambda calls: [], "0 results for 1 calls"),
+            (lambda calls: "12", "it must be a list of results"),
+            (lambda calls: [12], "it must be a ToolResult, or the output as a str"),
             (lambda calls: 1 / 0, "division by zero"),
         ],
     )

@@ -5,14 +5,12 @@ import json
 import math
 import os
 import re
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llm_envs.errors import MissingExtraError, StoreError
+from llm_envs.errors import StoreError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import NumbersEnv
@@ -22,10 +20,7 @@ from llm_envs.tracking import (
     jsonl_logger,
     multi_logger,
     read_metrics,
-    tensorboard_logger,
-    trackio_logger,
     trajectory_table,
-    wandb_logger,
 )
 from llm_envs.types import StopReason
 
@@ -114,42 +109,6 @@ class TestCSV:
             csv_logger(path)(1, {"a": 2.0})
             assert path.read_text().splitlines()[-1] == "1,2.0" and path.read_text().splitlines()[0] == "step,a"
         assert path.read_text().split() == ["step,a", "1,2.0"]
-
-
-class TestTrackers:
-    """Each where it is installed; without it the extra is named."""
-
-    def test_tensorboard(self, tmp_path: Path) -> None:
-        pytest.importorskip("tensorboard")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        log = tensorboard_logger(tmp_path / "board")
-        log(3, {"reward": 0.5})
-        log(4, {"reward": 0.75})
-        events = EventAccumulator(str(tmp_path / "board"))
-        events.Reload()
-        assert [(event.step, event.value) for event in events.Scalars("reward")] == [(3, 0.5), (4, 0.75)]
-
-    def test_wandb(self, tmp_path: Path) -> None:
-        wandb = pytest.importorskip("wandb")
-        log = wandb_logger("ours", mode="offline", dir=str(tmp_path))
-        run = wandb.run
-        log(3, {"reward": 0.5})
-        assert run.project == "ours" and run.step == 3
-        run.finish()
-        limit = time.monotonic() + 60  # W&B writes from a process of its own, which a busy machine holds up
-        while b"reward" not in next(tmp_path.rglob("*.wandb")).read_bytes():
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-
-    @pytest.mark.parametrize(
-        ("module", "make"), [("tensorboard", tensorboard_logger), ("wandb", wandb_logger), ("trackio", trackio_logger)]
-    )
-    def test_the_extra_is_named(self, module: str, make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-        with pytest.raises(MissingExtraError, match=r"llm-envs\[logging\]"):
-            make(str(tmp_path))
 
 
 def test_a_table_of_trajectories() -> None:

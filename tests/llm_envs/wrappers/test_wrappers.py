@@ -16,12 +16,10 @@ from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.wrappers import (
     AddTools,
-    BestOf,
     CurriculumEnv,
     FewShot,
     FormatObservation,
     MixtureEnv,
-    RequireThinking,
     StepCost,
     StripThinking,
     TruncateObservation,
@@ -48,16 +46,14 @@ def double(n: int) -> int:
 WRAPPED = {
     "TurnLimit": lambda: TurnLimit(gym.make(GUESS), 2),
     "StepCost": lambda: StepCost(gym.make(GUESS), 0.01),
-    "RequireThinking": lambda: RequireThinking(gym.make(GUESS), 0.2),
     "StripThinking": lambda: StripThinking(gym.make(GUESS)),
     "TruncateObservation": lambda: TruncateObservation(gym.make(GUESS), 60),
     "FormatObservation": lambda: FormatObservation(gym.make(GUESS), "{observation} [{turn}/{max_turns}]"),
     "AddTools": lambda: AddTools(gym.make(SUM), [double]),
-    "BestOf": lambda: BestOf(gym.make(SUM), 3),
     "FewShot": lambda: FewShot(gym.make(GUESS), 2),
     "FewShot, in the prompt": lambda: FewShot(gym.make(SUM), 2, form="prompt"),
     "all": lambda: FormatObservation(
-        StepCost(TurnLimit(BestOf(AddTools(gym.make(SUM), [double]), 2), 5), 0.01), "{turns_left}: {observation}"
+        StepCost(TurnLimit(AddTools(gym.make(SUM), [double]), 3), 0.01), "{turns_left}: {observation}"
     ),
 }
 
@@ -120,20 +116,6 @@ def test_step_cost():
     with pytest.raises(InvalidConfigError, match="has a reward component 'steps'"):
         StepCost(env, 0.1)
     assert StepCost(env, 0.5, component="more").reward_weights["more"] == -0.5
-
-
-def test_thinking_is_required():
-    env = RequireThinking(gym.make(SUM), 0.3, min_characters=5)
-    for reply, paid in [
-        ("<think>7 + 5 is 12</think><answer>{}</answer>", 1.0),
-        ("<answer>{}</answer>", 0.7),
-        ("<think> a  b </think><answer>{}</answer>", 0.7),
-        ("<think>long enough</think>", -0.1),
-        ("", -0.4),
-    ]:
-        env.reset(seed=1)
-        answer = env.unwrapped.solution()
-        assert env.step(reply.replace("{}", answer))[1] == pytest.approx(paid), reply
 
 
 @pytest.mark.parametrize(
@@ -225,21 +207,6 @@ def test_tools_for_a_task_that_has_none():
         AddTools(gym.make(CALCULATOR), [double]).reset(seed=0)
 
 
-def test_the_best_of_several_attempts_is_paid():
-    env = BestOf(gym.make(SUM), 3)
-    first, _ = env.reset(options={"problem": {"expression": "20+22"}})
-    steps = [env.step(reply) for reply in ("nonsense", format_answer(41), format_answer(42))]
-    assert [step[1] for step in steps] == pytest.approx([-0.1, 0.1, 1.0])  # -0.1, then at best 0, then at best 1
-    assert [step[2] for step in steps] == [False, False, True]
-    assert steps[1][0] == f"Incorrect.\nAttempt 3 of 3.\n{first}"
-    assert steps[2][4]["is_success"] is True
-    env.reset(seed=0)
-    assert [env.step(format_answer(-1))[2] for _ in range(3)] == [False, False, True]
-    quiet = BestOf(gym.make(SUM), 2, feedback=False)
-    question, _ = quiet.reset(seed=0)
-    assert quiet.step("nonsense")[0] == f"Attempt 2 of 2.\n{question}"
-
-
 def test_malformed_calls_of_added_tools_count_as_those_of_the_task_do():
     env = AddTools(gym.make(SUM), [double], max_turns=40)
     for _ in range(2):
@@ -252,9 +219,8 @@ def test_malformed_calls_of_added_tools_count_as_those_of_the_task_do():
     [
         lambda env: TurnLimit(env, 0),
         lambda env: StepCost(env, 0),
-        lambda env: RequireThinking(env, -1),
         lambda env: TruncateObservation(env, 5),
-        lambda env: BestOf(env, True),
+        lambda env: TurnLimit(env, True),
         lambda env: AddTools(env, [double], max_turns=1),
     ],
 )

@@ -12,6 +12,7 @@ import gymnasium as gym
 import pytest
 from audit_corruptions import CORRUPTIONS, Corruption, rewrite_record
 from audit_table import pages
+from graph_algorithms import GRAPH_ALGORITHMS
 from peft import LoraConfig
 
 from llm_envs.cli.main import main
@@ -23,7 +24,6 @@ from llm_envs.trainers.cli.audit.parts import PARTS, Audit
 from llm_envs.trainers.cli.audit.run import audit_training
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DR_GRPO, GRPO, PER_TURN
 from llm_envs.trainers.functional.references import frozen_copy
-from llm_envs.trainers.loop import quick_start_training
 from llm_envs.types import ToolResult
 
 pytestmark = [pytest.mark.trainings, pytest.mark.slow]
@@ -104,12 +104,6 @@ def grpo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **chang
 def ppo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
     args = EnvPPOConfig(**settings(folder, value_learning_rate=1e-2, **changes))
     return finish(EnvPPOTrainer(model, ENV, args, **(kwargs or {})))
-
-
-def loop(model: str, folder: Path) -> Path:
-    small: dict[str, Any] = {"num_iterations": 2, "n_groups": 2, "group_size": 4, "max_turn_tokens": 16}
-    quick_start_training(model, env=ENV, **small, learning_rate=1e-2, output_dir=folder, logger=lambda *_: None)
-    return folder
 
 
 def train_all(model: str, root: Path, **changes: Any) -> dict[str, Path]:
@@ -209,13 +203,13 @@ def test_a_clean_run_is_silent(trained: Path, tiny_folder: str) -> None:
 ALGORITHMS_HERE = [name for name in ALGORITHMS if not name.startswith("distill")]
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS_HERE, "kl_in_reward", "kl_in_advantage"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS_HERE, *GRAPH_ALGORITHMS, "kl_in_reward", "kl_in_advantage"])
 def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Path) -> None:
-    paid = {
+    values = GRAPH_ALGORITHMS | {
         "kl_in_reward": replace(DR_GRPO, kl_coef=0.05, kl_in="reward"),
         "kl_in_advantage": replace(PER_TURN, kl_coef=0.05, kl_in="advantage"),
     }
-    folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": paid.get(algorithm, algorithm)})
+    folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": values.get(algorithm, algorithm)})
     check_clean(audit_training(folder))
 
 
@@ -267,10 +261,6 @@ def test_a_run_of_online_dpo_is_refused_by_name(trained: Path, tmp_path: Path) -
     rewrite_record(tmp_path / "run", lambda lines: lines[0].update(trainer="dpo"))
     with pytest.raises(InvalidConfigError, match="run is a run of online DPO"):
         audit_training(tmp_path / "run")
-
-
-def test_clean_by_the_plain_loop(tiny_folder: str, tmp_path: Path) -> None:
-    check_clean(audit_training(loop(tiny_folder, tmp_path / "run")))
 
 
 def test_what_cannot_be_recomputed_is_said_and_never_equal(trained: Path, tmp_path: Path) -> None:

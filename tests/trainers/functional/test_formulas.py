@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from graph_algorithms import GRAPH_ALGORITHMS
 
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes, with_overlong
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO, GRPO, Algorithm, algorithm_loss
@@ -36,6 +37,8 @@ TURN_STATES = ((0, 1), (0, -1), (0, 1), (2, 2), (2, 3))
 TURNS = ((0, 0, 1), (0,), (0, 1), (0, 1), (0, 1, 1))
 """The turn of each token."""
 N_TOKENS, MAX_LENGTH, EPS = 11, 8.0, 1e-4
+
+KNOWN = {**ALGORITHMS, **GRAPH_ALGORITHMS}
 
 Table = list[list[float]]
 Formula = Callable[[], tuple[float, Table]]
@@ -446,14 +449,14 @@ def assert_equal(given: tuple[float, Table], expected: tuple[float, Table]) -> N
 
 
 def test_every_name_has_a_formula() -> None:
-    assert set(FORMULAS) == set(LITERALS) == set(ALGORITHMS)
+    assert set(FORMULAS) == set(LITERALS) == set(KNOWN)
     assert all("arXiv" in (formula.__doc__ or "") for formula in FORMULAS.values())
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", KNOWN)
 def test_a_name_is_its_papers_formula(name: str) -> None:
     assert_equal(FORMULAS[name](), LITERALS[name])
-    assert_equal(computed(ALGORITHMS[name]), LITERALS[name])
+    assert_equal(computed(KNOWN[name]), LITERALS[name])
 
 
 def test_the_kl_of_grpo() -> None:

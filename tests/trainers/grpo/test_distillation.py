@@ -22,7 +22,8 @@ from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPP
 from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.functional.algorithm import DISTILL, GRPO, PPO
 from llm_envs.trainers.functional.references import frozen_copy
-from llm_envs.trainers.loop import create_training_state, quick_start_training, training_iteration
+from llm_envs.trainers.grpo.quickstart import quick_start_training
+from llm_envs.trainers.loop import create_training_state, training_iteration
 from llm_envs.trainers.schedules import create_linear
 
 pytestmark = pytest.mark.trainings
@@ -141,7 +142,7 @@ def test_a_student_without_a_teacher_is_told_so(tiny_folder, config):
         EnvGRPOTrainer(tiny_folder, DENSE, config(), algorithm="distill")
     with pytest.raises(InvalidConfigError, match=words):
         quick_start_training(tiny_folder, env=DENSE, algorithm="distill")
-    with pytest.raises(InvalidConfigError, match="'grpo' has no kl_coef: set one above 0"):
+    with pytest.raises(InvalidConfigError, match=r"ref_model_fn is given.*kl_coef"):
         quick_start_training(tiny_folder, env=DENSE, ref_model_fn=frozen_copy)
     with pytest.raises(
         InvalidConfigError, match=r"'distill' has kl_coef=1\.0: give create_training_state\(ref_model_fn="

@@ -10,6 +10,7 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from device import rounding, spy_on_batches
+from graph_algorithms import TREE
 
 from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, TimeLimitError
 from llm_envs.rollout import EnvChoice
@@ -18,7 +19,7 @@ from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
 from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
-from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PAIRWISE, PPO, TREE
+from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.schedules import create_linear

@@ -9,19 +9,17 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from device import rounding
+from graph_algorithms import GRAPH_ALGORITHMS
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
-from llm_envs.policies import TransformersPolicy
-from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource, state_keys
-from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.rollout.tree import grow, n_roots
+from llm_envs.policies.inference import load_model
+from llm_envs.rollout import EnvChoice, state_keys
 from llm_envs.trainers import EnvGRPOTrainer, load_teacher
 from llm_envs.trainers.cli.commands import grpo
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
-from llm_envs.trainers.loop import LoopSettings, create_training_state, quick_start_training, training_iteration
-from llm_envs.types import SamplingParams, TrajectoryGroup
+from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration
+from llm_envs.types import TrajectoryGroup
 
 pytestmark = pytest.mark.trainings
 
@@ -90,15 +88,17 @@ def assert_same(given, expected):
             torch.testing.assert_close(one[name], gradient, rtol=0, atol=rounding(1e-6) * max(largest, 1.0))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, *GRAPH_ALGORITHMS])
 def test_one_name_is_one_objective(tiny_folder, teacher_folder, config, name):
     """Two passes, so that ratios leave 1: in the trainer by name, as a value in micro-batches, and in the loop."""
-    reference = reference_of(name, teacher_folder)
-    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=name, **reference)
+    value = (ALGORITHMS | GRAPH_ALGORITHMS)[name]
+    reference = {"ref_model_fn": load_teacher(teacher_folder)} if value.needs_teacher else {}
+    by_name = name if name in ALGORITHMS else value
+    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=by_name, **reference)
     moved = max((expected[1][key] - gradient).abs().max().item() for key, gradient in expected[0].items())
     assert moved > 1e-4  # the second pass is another than the first
-    assert_same(looped(tiny_folder, ALGORITHMS[name], played, **reference), expected)
-    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=ALGORITHMS[name], **reference)
+    assert_same(looped(tiny_folder, value, played, **reference), expected)
+    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=value, **reference)
     assert [t.rows[0].ids.tolist() for t in again] == [t.rows[0].ids.tolist() for t in played]
     assert_same(given, expected)
 
@@ -151,55 +151,3 @@ def test_the_command_line_has_the_gradients_of_the_trainer(tiny_folder, teacher_
         trainer.close()
     assert len(given) == len(expected) == 2
     assert_same(given, expected)
-
-
-def played_as_the_quick_start_does(policy, algorithm, limits):
-    source = SeedSource(EnvChoice("dense", factory=DenseEnv), env_kwargs={"split": "train"})
-    sampling = SamplingParams(max_new_tokens=8)
-    group_filter = create_spread_filter() if algorithm.dynamic_sampling else None
-    with Collector(
-        source, policy, codec=policy.codec, sampling=sampling, limits=limits, group_filter=group_filter, progress=False
-    ) as collector:
-        roots = collector.collect(4, n_roots(algorithm.branches, 4))
-        return grow(roots, 4, collector.play, algorithm.branch_at)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, teacher_folder, name):
-    """Two passes over one generation; the loop gets the value, and the same episodes played again."""
-    reference = reference_of(name, teacher_folder)
-    limits, rate = RolloutLimits(max_completion_tokens=80), 1e-6 if name == "gspo" else 1e-3  # its clip is narrow
-    with steps_of_optimizers() as given:
-        result = quick_start_training(
-            tiny_folder,
-            env=EnvChoice("dense", factory=DenseEnv),
-            algorithm=name,
-            num_iterations=1,
-            n_groups=4,
-            group_size=4,
-            max_turn_tokens=8,
-            learning_rate=rate,
-            limits=limits,
-            settings=LoopSettings(n_epochs=2),
-            logger=lambda step, metrics: None,
-            **reference,
-        )
-    policy = TransformersPolicy(load_model(tiny_folder), load_tokenizer(tiny_folder))
-    groups = played_as_the_quick_start_does(policy, ALGORITHMS[name], limits)
-    # The quick start's schedule is half a cosine of two steps; the first step's factor is 0.75.
-    state = create_training_state(policy.model, learning_rate=0.75 * rate, **reference)
-    with steps_of_optimizers() as expected:
-        settings = LoopSettings(n_epochs=2, max_length=80.0)
-        _, metrics = training_iteration(
-            state,
-            groups,
-            algorithm=with_states(ALGORITHMS[name]),
-            sampling=SamplingParams(max_new_tokens=8),
-            settings=settings,
-        )
-    assert len(given) == len(expected) == 2
-    assert_same(given, expected)
-    # The optimizers got clipped gradients, so their norms before clipping are compared too.
-    assert result.history[0]["grad_norm"] == pytest.approx(metrics["grad_norm"], abs=1e-6, rel=rounding(1e-6))
-    moved = max((expected[1][place] - gradient).abs().max().item() for place, gradient in expected[0].items())
-    assert moved > 1e-5, moved  # the second pass is another than the first

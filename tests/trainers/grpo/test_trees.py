@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from dense_env import DenseEnv
+from graph_algorithms import TREE
 
 from llm_envs.data.datasets import to_groups
 from llm_envs.errors import InvalidConfigError
@@ -13,7 +14,6 @@ from llm_envs.rollout import Collector, EnvChoice, RolloutLimits
 from llm_envs.rollout.tree import is_root
 from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.trainers import EnvGRPOTrainer
-from llm_envs.trainers.functional.algorithm import TREE
 from llm_envs.trainers.loop import create_training_state, train
 from llm_envs.types import SamplingParams, validate_batch
 
@@ -95,7 +95,7 @@ def test_what_a_tree_cannot_be(tiny_folder, config):
     with pytest.raises(ValueError, match="branch_at is 'nowhere'"):
         replace(TREE, branch_at="nowhere")
     with pytest.raises(InvalidConfigError, match=r"branches=0\.75 of a group of 2 "):
-        EnvGRPOTrainer(tiny_folder, dense(), config(num_generations=2), algorithm="tree")
+        EnvGRPOTrainer(tiny_folder, dense(), config(num_generations=2), algorithm=TREE)
     ahead = config(async_generations=1, use_vllm=True)
     with pytest.raises(InvalidConfigError, match="begin when their roots have ended"):
-        EnvGRPOTrainer(tiny_folder, dense(), ahead, algorithm="tree")
+        EnvGRPOTrainer(tiny_folder, dense(), ahead, algorithm=TREE)

@@ -150,13 +150,10 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
     if algorithm.needs_entropies:
         _, entropies_BT = score_rows(model, _moved(batch, model.device), with_entropies=True)
         batch = replace(batch, entropies_BT=None if entropies_BT is None else entropies_BT.cpu())
-    old_BT = batch.sampled_logps_BT if run["trainer"] == "loop" and run["old_logps"] == "sampled" else logps_BT
-    ref_BT = None
-    if algorithm.kl_coef or (algorithm.pair_loss_fn is not None and run["trainer"] == "loop"):
-        ref_BT = _scored(reference, batch) if algorithm.kl_coef else logps_BT
-    n_rows = len(made.record["rows"]) if algorithm.normalisation == "constant" and run["trainer"] != "loop" else None
+    ref_BT = _scored(reference, batch) if algorithm.kl_coef else None
+    n_rows = len(made.record["rows"]) if algorithm.normalisation == "constant" else None
     max_length = made.record.get("max_length") or run["settings"].get("max_completion_length")
-    batch = replace(batch, logps_BT=logps_BT, old_logps_BT=old_BT, ref_logps_BT=ref_BT, max_length=max_length)
+    batch = replace(batch, logps_BT=logps_BT, old_logps_BT=logps_BT, ref_logps_BT=ref_BT, max_length=max_length)
     if n_rows is not None and n_rows != len(batch):
         part.lack("forked episodes with a constant divisor")
         return
@@ -228,9 +225,9 @@ def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | 
     if run["processes"] > 1:
         return "the steps of several processes"
     steps = settings.get("steps_per_generation"), settings.get("gradient_accumulation_steps")
-    if run.get("steps_per_iteration", 1) != 1 or steps[0] != steps[1]:
+    if steps[0] != steps[1]:
         return "several steps a generation, whose rows are shuffled"
-    if settings.get("use_vllm") or run.get("old_logps") == "recomputed":
+    if settings.get("use_vllm"):
         return "importance weights of a separate engine"
     if has_filters(SamplingParams(**run["sampling"])):
         return "log-probabilities of filtered sampling"

@@ -170,20 +170,14 @@ def _audit_metrics(audit: Audit, stored: StoredTraining) -> None:
     (start,) = starts
     if not any("loss" in entry for entry in stored.metrics):
         part.lack(f"{stored.metrics_file} has no logged loss (logging_steps)")
-    run, before = start.run or {}, 0
+    before = 0
     recorded = {tuple(key) for generation in start.generations for key in generation["episodes"]}
     is_whole = all(key in recorded for key in start.trajectories if not key[0].startswith("eval"))
     for entry in stored.metrics:
         if "loss" not in entry:
             continue
-        if run["trainer"] == "loop":
-            some = [g for g in start.generations if g["iteration"] == entry["step"] - 1]
-            following = [g["step"] for g in start.generations if g["iteration"] == entry["step"]]
-            first = some[0]["step"] if some else 0
-            steps = range(first + 1, (following[0] if following else max(start.steps, default=0)) + 1)
-        else:
-            some = [g for g in start.generations if before <= g["step"] < entry["step"]]
-            steps = range(before + 1, entry["step"] + 1)
+        some = [g for g in start.generations if before <= g["step"] < entry["step"]]
+        steps = range(before + 1, entry["step"] + 1)
         before = entry["step"]
         _audit_entry(audit, stored, start, entry, some, steps, is_whole=is_whole)
 
