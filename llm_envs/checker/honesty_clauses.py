@@ -7,18 +7,10 @@ import time
 from collections import defaultdict
 
 from llm_envs.checker.blind import answer_in
+from llm_envs.checker.episodes import repeat, unwrap
 from llm_envs.checker.mutations import mutants
-from llm_envs.checker.subject import (
-    FALSE_ALARM,
-    Inapplicable,
-    Subject,
-    binomial_tail,
-    play,
-    repeat,
-    require,
-    require_chance,
-    unwrap,
-)
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import FALSE_ALARM, Inapplicable, binomial_tail, require
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
@@ -60,7 +52,7 @@ def is_not_won_by_shortcuts(subject: Subject) -> str:
                 won[name].append(seed)
     for name, tries in n.items():
         if not name.startswith(READER):
-            require_chance(subject, f"the shortcut {name!r}", won[name], tries)
+            subject.require_chance(f"the shortcut {name!r}", won[name], tries)
         elif is_for_experts:
             require(
                 binomial_tail(len(won[name]), tries, 0.5) >= FALSE_ALARM,
@@ -83,7 +75,7 @@ def shortcuts_won(subject: Subject, seed: int, prefix: str = "") -> dict[str, bo
     for action in before:
         task.step(action)
     actions = {name: action for name, action in task.shortcuts().items() if name.startswith(prefix)}
-    return {name: play(subject.env, seed, repeat([*before, action]))[-1].is_win for name, action in actions.items()}
+    return {name: subject.wins(subject.env, seed, repeat([*before, action])) for name, action in actions.items()}
 
 
 def refuses_mutated_references(subject: Subject) -> str:
@@ -103,11 +95,7 @@ def refuses_mutated_references(subject: Subject) -> str:
             seen.add(name)
             tried[name] += 1
             mistaken = [*actions[:-1], actions[-1].replace(answer, mutant)]
-            try:
-                last = play(subject.env, seed, repeat(mistaken))[len(actions) - 1 :]
-            except Exception:  # `withstands_fuzzing` reports it
-                continue
-            if last and last[0].is_win:
+            if subject.is_win(subject.traced(subject.env, seed, repeat(mistaken), most=len(mistaken))):
                 won[name].append((seed, mutant))
     for name, wins in won.items():
         require(
