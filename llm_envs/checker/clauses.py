@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llm_envs.checker import answer_form_clauses as forms
 from llm_envs.checker import blind_clauses as blind
 from llm_envs.checker import cost_clauses as costs
-from llm_envs.checker import form_clauses as forms
+from llm_envs.checker import declaration_clauses as declarations
 from llm_envs.checker import honesty_clauses as honesty
 from llm_envs.checker import play_clauses as plays
 from llm_envs.checker import replay_clauses as replays
 from llm_envs.checker import reward_clauses as rewards
 from llm_envs.checker import sameness_clauses as sameness
-from llm_envs.checker import static_clauses as declarations
 from llm_envs.checker.subject import Subject
 from llm_envs.checker.twin_clauses import oracle_knows_what_is_shown
 
