@@ -119,6 +119,7 @@ CHECKS = (
             forms.refuses_hedged_answers,
             plays.scores_only_the_agents_words,
             honesty.is_not_won_by_shortcuts,
+            honesty.is_not_won_by_comparing,
             honesty.refuses_mutated_references,
             replays.refuses_neighbouring_numbers,
             replays.needs_every_round,
