@@ -28,8 +28,9 @@ from typing import Any
 import written
 
 from llm_envs.checker.catalogue import TaskCard, describe, example_kwargs
+from llm_envs.checker.episodes import Step, play, repeat
 from llm_envs.checker.honesty_clauses import READER, shortcuts_won
-from llm_envs.checker.subject import QUICK, Step, Subject, play, repeat
+from llm_envs.checker.subject import QUICK, Subject
 from llm_envs.policies import OraclePolicy
 from llm_envs.registration import task_ids
 from llm_envs.rollout import Collector, EpisodeSpec
@@ -108,7 +109,7 @@ def baselines(task_id: str, level: str) -> Rates:
         task_id, example_kwargs(task_id) | {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES)
     )
     silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
-    others = list(subject.borrowed_episodes.values())
+    others = [trace.steps for trace in subject.borrowed_traces.values()]
     read = [won for seed in range(N_EPISODES) for won in shortcuts_won(subject, seed, READER).values()]
     oracle, borrowed, nothing = map(success, (subject.oracle_episodes, others, silent))
     return oracle, borrowed, nothing, fmean(read) if read else None

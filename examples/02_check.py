@@ -2,7 +2,7 @@
 
 Command:   python examples/02_check.py            (from the command line: llm-envs check llm/Countdown-v0)
 Time:      two seconds. Needs no torch.
-Expect:    all 42 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 4, is_deterministic one of
+Expect:    all 44 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 5, is_deterministic one of
            them.
 """
 

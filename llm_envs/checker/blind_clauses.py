@@ -25,22 +25,13 @@ from llm_envs.checker.blind import (
     plans,
     questions,
 )
+from llm_envs.checker.episodes import remembering, unwrap
 from llm_envs.checker.glances import glances
-from llm_envs.checker.subject import (
-    FALSE_ALARM,
-    Inapplicable,
-    Subject,
-    binomial_tail,
-    excusable,
-    remembering,
-    require_chance,
-    unwrap,
-)
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import Inapplicable
 
 __all__ = ["is_not_won_at_a_glance", "is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
 
-_HOPEFUL = 0.1
-"""A policy continues while the probability of its number of wins by chance is below this."""
 _RACE = ((6, 16), (24, 2))
 """Rounds of the race: episodes of each policy, and how many policies stay."""
 _UNSEEN = 1_000_000
@@ -67,7 +58,7 @@ def is_not_won_by_heart(subject: Subject) -> str:
     replies = learned | copied_replies(subject.task.answer_template)
     best = 0.0
     for name, reply in replies.items():
-        best = max(best, _measure(subject, name, partial(wins, reply)))
+        best = max(best, _measured(subject, name, partial(wins, reply)))
     return f"{len(replies)} blind replies won at most {best:.0%}"
 
 
@@ -91,7 +82,6 @@ def is_not_won_by_enumeration(subject: Subject) -> str:
     return _race(subject, policies, "policies") if policies else Inapplicable("the prompt lists nothing")
 
 
-@excusable
 def is_not_won_at_a_glance(subject: Subject) -> str:
     """A rule that looks at one number or word of each observation, and at nothing else, wins no more than chance."""
     if subject.task.max_turns == 1:
@@ -150,22 +140,12 @@ def _race(subject: Subject, policies: Mapping[str, BlindPolicy], what: str) -> s
             seed += n_episodes
     env, best = remembering(subject.make(split="test")), 0.0
     for name, policy in left.items():
-        best = max(best, _measure(subject, name, partial(_plays_and_wins, env, policy)))
+        best = max(best, _measured(subject, name, partial(_plays_and_wins, env, policy)))
     return f"{len(policies)} {what}; the best won {best:.0%}"
 
 
-def _measure(subject: Subject, name: str, wins: Callable[[int], bool]) -> float:
-    """Require that a policy wins no more than the chance rate explains; return its share of wins."""
-    won: list[int] = []
-    n = 0
-    for n_tries in subject.effort.n_tries:
-        won += [seed for seed in range(_UNSEEN + n, _UNSEEN + n_tries) if wins(seed)]
-        n = n_tries
-        tail = binomial_tail(len(won), n, subject.task.chance_rate)
-        if not FALSE_ALARM <= tail < _HOPEFUL:
-            break
-    require_chance(subject, f"{name}, on the test split,", won, n)
-    return len(won) / n
+def _measured(subject: Subject, name: str, wins: Callable[[int], bool]) -> float:
+    return subject.measured(f"{name}, on the test split,", wins, subject.effort.n_tries, first_seed=_UNSEEN)
 
 
 def _plays_and_wins(env: gym.Env[str, str], policy: BlindPolicy, seed: int) -> bool:

@@ -1,37 +1,46 @@
-"""`check_task`: whether a registered task keeps the environment contract.
-
-Each clause is a small function; `clauses.py` lists them all. They are defined in `static_clauses.py`,
-`play_clauses.py`, `form_clauses.py`, `honesty_clauses.py`, `blind_clauses.py`, `replay_clauses.py` and
-`twin_clauses.py`. This module runs and reports them.
-"""
+"""`check_task`: whether a registered task keeps the environment contract, which is `clauses.CLAUSES`."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gymnasium.envs.registration import load_env_creator
 
 from llm_envs.checker.catalogue import example_kwargs
-from llm_envs.checker.clauses import CLAUSES
-from llm_envs.checker.subject import QUICK, THOROUGH, BrokenClause, Effort, Inapplicable, Subject
+from llm_envs.checker.clauses import CHECKS, CLAUSES, Clause
+from llm_envs.checker.subject import QUICK, THOROUGH, Effort, Subject
+from llm_envs.checker.verdicts import EXCUSABLE, BrokenClause, Inapplicable, NotATask
 from llm_envs.errors import NoOracleError, TaskCheckError
 from llm_envs.registration import task_spec
 
-__all__ = ["QUICK", "THOROUGH", "CheckReport", "ClauseResult", "Effort", "check_task"]
+__all__ = ["QUICK", "THOROUGH", "CheckReport", "Effort", "Finding", "Status", "check_task", "examine"]
+
+Status = Literal["passed", "failed", "not applicable"]
 
 
 @dataclass(frozen=True, slots=True)
-class ClauseResult:
-    """Whether one clause holds."""
+class Finding:
+    """The result of one clause."""
 
+    check: str
+    """The check that the clause is part of."""
     clause: str
-    passed: bool
+    """The name of its function."""
+    status: Status
     detail: str
+    """The findings; the fault and its remedy; or why the clause does not apply."""
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the clause holds or does not apply."""
+        return self.status != "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class CheckReport:
 
     env_id: str
     env_kwargs: Mapping[str, Any]
-    results: tuple[ClauseResult, ...]
+    results: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
@@ -48,7 +57,7 @@ class CheckReport:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[ClauseResult, ...]:
+    def failures(self) -> tuple[Finding, ...]:
         """The clauses that do not hold."""
         return tuple(result for result in self.results if not result.passed)
 
@@ -77,22 +86,7 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
     """
     task_spec(env_id)
     kwargs = example_kwargs(env_id) | kwargs
-    subject = Subject(env_id, kwargs, effort)
-    results = []
-    for clause in CLAUSES:
-        try:
-            results.append(ClauseResult(clause.__name__, True, clause(subject)))
-        except Exception as error:
-            if isinstance(error, NoOracleError) or isinstance(error.__cause__, NoOracleError):
-                results.append(ClauseResult(clause.__name__, True, Inapplicable("the environment has no oracle")))
-                continue
-            detail = str(error) if isinstance(error, BrokenClause) else f"{type(error).__name__}: {error}"
-            if place := _place(error, env_id):
-                detail = f"{detail} (at {place})"
-            results.append(ClauseResult(clause.__name__, False, detail))
-            if clause is CLAUSES[0]:  # the task cannot be made
-                break
-    report = CheckReport(env_id, dict(kwargs), tuple(results))
+    report = CheckReport(env_id, dict(kwargs), tuple(examine(Subject(env_id, kwargs, effort), CLAUSES)))
     if raise_on_failure and not report.passed:
         by_detail: dict[str, list[str]] = {}
         for result in report.failures:
@@ -102,22 +96,50 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
     return report
 
 
-def _place(error: BaseException, env_id: str) -> str:
-    """Return file:line of the last frame inside the task's modules; "" without such a frame."""
+_CHECK_OF = {clause: check.name for check in CHECKS for clause in (*check.clauses, *check.further)}
+
+
+def examine(subject: Subject, clauses: Sequence[Clause]) -> Iterator[Finding]:
+    """Yield the finding of each clause, until the first of a task finds that it cannot be made."""
+    for clause in clauses:
+        name, started = clause.__name__, time.perf_counter()
+        status: Status = "passed"
+        try:
+            reason = getattr(subject.env.unwrapped, "clause_reasons", {}).get(name) if name in EXCUSABLE else None
+            detail = clause(subject) if reason is None else Inapplicable(f"the task gives a reason: {reason}")
+            if isinstance(detail, Inapplicable):
+                status = "not applicable"
+        except Exception as error:
+            if isinstance(error, NoOracleError) or isinstance(error.__cause__, NoOracleError):
+                status, detail = "not applicable", "the environment has no oracle"
+            elif isinstance(error, NotATask):
+                status, detail = "not applicable", str(error)
+            else:
+                status = "failed"
+                detail = str(error) if isinstance(error, BrokenClause) else f"{type(error).__name__}: {error}"
+                if place := _place(error, subject):
+                    detail = f"{detail} (at {place})"
+        yield Finding(_CHECK_OF[clause], name, status, str(detail), time.perf_counter() - started)
+        if status == "failed" and clause is CLAUSES[0]:
+            return
+
+
+def _place(error: BaseException, subject: Subject) -> str:
+    """Return file:line of the last frame inside the environment's modules; "" without such a frame."""
     if isinstance(error, BrokenClause):
         if error.__cause__ is None:
             return ""
         error = error.__cause__
-    files = _files(env_id)
+    files = _files(subject)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
             return f"{frame.filename}:{frame.lineno}"
     return ""
 
 
-def _files(env_id: str) -> set[str]:
+def _files(subject: Subject) -> set[str]:
     """Return the source files of the task's class and of its bases, except those of this package and of Gymnasium."""
-    entry_point: object = task_spec(env_id).entry_point
+    entry_point: object = subject.maker or task_spec(subject.env_id).entry_point
     if isinstance(entry_point, str):
         try:
             entry_point = load_env_creator(entry_point)

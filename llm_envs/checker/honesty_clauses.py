@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 from llm_envs.checker.blind import answer_in
+from llm_envs.checker.comparing import compared_repairs, shown_code
+from llm_envs.checker.episodes import repeat, unwrap
 from llm_envs.checker.mutations import mutants
-from llm_envs.checker.subject import (
-    FALSE_ALARM,
-    Inapplicable,
-    Subject,
-    binomial_tail,
-    play,
-    repeat,
-    require,
-    require_chance,
-    unwrap,
-)
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import FALSE_ALARM, Inapplicable, binomial_tail, require
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
 
 __all__ = [
     "READER",
+    "is_not_won_by_comparing",
     "is_not_won_by_shortcuts",
     "refuses_mutated_references",
     "says_when_it_waits",
@@ -39,6 +36,10 @@ _MOST_MUTANTS = 60
 """Number of mutants of one kind to try."""
 _MOST_EQUIVALENT = 0.5
 """Share of the mutants of a kind that may mean the same as the reference."""
+_MOST_CHANGED = 3
+"""Lines of shown code that the oracle's answer may change."""
+_SIMILAR = 0.6
+"""Least similarity of a line of an answer to a shown line that it changes."""
 _MOST_WAIT_S = 0.1
 """Seconds. A longer step in the collector's event loop delays the other episodes."""
 _N_TIMED = 3
@@ -60,7 +61,7 @@ def is_not_won_by_shortcuts(subject: Subject) -> str:
                 won[name].append(seed)
     for name, tries in n.items():
         if not name.startswith(READER):
-            require_chance(subject, f"the shortcut {name!r}", won[name], tries)
+            subject.require_chance(f"the shortcut {name!r}", won[name], tries)
         elif is_for_experts:
             require(
                 binomial_tail(len(won[name]), tries, 0.5) >= FALSE_ALARM,
@@ -83,7 +84,49 @@ def shortcuts_won(subject: Subject, seed: int, prefix: str = "") -> dict[str, bo
     for action in before:
         task.step(action)
     actions = {name: action for name, action in task.shortcuts().items() if name.startswith(prefix)}
-    return {name: play(subject.env, seed, repeat([*before, action]))[-1].is_win for name, action in actions.items()}
+    return {name: subject.wins(subject.env, seed, repeat([*before, action])) for name, action in actions.items()}
+
+
+def is_not_won_by_comparing(subject: Subject) -> str:
+    """Changing shown code until its numbers and signs are those of its description wins no more than the chance rate.
+
+    For tasks of one turn that show a description and then its code, if the oracle changes lines of the code: it answers
+    with "4: the line", with the line, or with all lines.
+    """
+    if subject.task.max_turns > 1:
+        return Inapplicable("for tasks of one turn")
+    env, n, won = subject.replayed, 0, defaultdict[str, list[int]](list)
+    for seed, (step, *_) in enumerate(subject.oracle_episodes):
+        answer = answer_in(step.action)
+        description, lines = shown_code(env.reset(seed=seed)[0])
+        write = _way_to_write(answer, lines)
+        if write is None:
+            continue
+        n += 1
+        for name, repaired in compared_repairs(description, lines).items():
+            if subject.wins(env, seed, repeat([step.action.replace(answer, write(repaired))])):
+                won[name].append(seed)
+    for name, seeds in won.items():
+        subject.require_chance(f"comparing the description with the code ({name})", seeds, n)
+    if not n:
+        return Inapplicable("the oracle changes no lines of shown code")
+    return f"at most {max(map(len, won.values()), default=0)} of {n} repairs by comparing won"
+
+
+def _way_to_write(answer: str, lines: Sequence[str]) -> Callable[[Sequence[str]], str] | None:
+    """Return how to write repaired lines as the oracle writes its answer; None if it changes no shown lines."""
+    given, shown = [line.strip() for line in answer.splitlines()], [line.strip() for line in lines]
+    if len(given) == len(lines) > 1 and sum(a != b for a, b in zip(given, shown, strict=True)) <= _MOST_CHANGED:
+        return "\n".join
+    numbered = re.fullmatch(r"\d+: *(.*)", answer)
+    if len(given) != 1 or not get_close_matches(numbered[1] if numbered else answer, shown, 1, _SIMILAR):
+        return None
+
+    def write(repaired: Sequence[str]) -> str:
+        place = next((i for i, line in enumerate(repaired) if line != lines[i]), 0)
+        return f"{place + 1}: {repaired[place].strip()}" if numbered else repaired[place].strip()
+
+    return write
 
 
 def refuses_mutated_references(subject: Subject) -> str:
@@ -103,11 +146,7 @@ def refuses_mutated_references(subject: Subject) -> str:
             seen.add(name)
             tried[name] += 1
             mistaken = [*actions[:-1], actions[-1].replace(answer, mutant)]
-            try:
-                last = play(subject.env, seed, repeat(mistaken))[len(actions) - 1 :]
-            except Exception:  # `withstands_fuzzing` reports it
-                continue
-            if last and last[0].is_win:
+            if subject.is_win(subject.traced(subject.env, seed, repeat(mistaken), most=len(mistaken))):
                 won[name].append((seed, mutant))
     for name, wins in won.items():
         require(

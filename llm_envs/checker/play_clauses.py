@@ -1,6 +1,6 @@
-"""Clauses about a task's episodes: its problems, its oracle, and the wins of hostile policies.
+"""Clauses about episodes: their problems and states, the oracle, crashes and ends, and what `info` has.
 
-Each clause takes the task under test and returns its findings. If the clause does not hold, it raises `BrokenClause`
+Each clause takes the subject and returns its findings. If the clause does not hold, it raises `BrokenClause`
 with the fault, its seed and the remedy.
 """
 
@@ -9,50 +9,31 @@ from __future__ import annotations
 import json
 import math
 import random
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.utils.env_checker import data_equivalence
 
 from llm_envs.checker.boards import canonical_board_text
-from llm_envs.checker.subject import (
-    FALSE_ALARM,
-    BrokenClause,
-    FailedEpisode,
-    Inapplicable,
-    Subject,
-    binomial_tail,
-    play,
-    problem_of,
-    repeat,
-    require,
-    require_chance,
-    split_key_of,
-    unwrap,
-    without_luck,
-)
+from llm_envs.checker.episodes import Trace, play, repeat, split_key_of, unwrap, without_luck
+from llm_envs.checker.sameness_clauses import expected_distinct
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import BrokenClause, Inapplicable, require
 from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.env.state import generators
+from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import ParsedReply, format_tool_call
-from llm_envs.rewards import weighted_sum
 
 __all__ = [
-    "costs_are_bounded",
-    "depends_on_the_seed",
     "ends_its_episodes",
-    "expected_distinct",
     "has_disjoint_splits",
     "has_honest_n_problems",
     "has_true_state_keys",
     "info_is_well_formed",
-    "is_deterministic",
-    "is_not_won_by_guessing",
-    "is_not_won_by_nonsense",
     "never_raises",
     "oracle_earns_the_maximum",
-    "rewards_are_weighted_components",
     "scores_only_the_agents_words",
     "withstands_fuzzing",
 ]
@@ -61,30 +42,14 @@ _N_MIXTURES, _MOST_PAIRS, _N_ONWARD = 6, 10, 6
 """Episodes that look for states, pairs of ways to one state by seed, and actions after each."""
 _N_DISTINCT = 60
 """Number of seeds whose problems are counted."""
-_ENDLESS = 1_000_000
-"""The smallest number of problems that `n_problems = None` promises."""
 _SMALL_SPACE = 1_000
 """A task with more problems than this can be divided into splits."""
 _MANY = 2_000
 """Least number of essentially different problems of a level that does not declare its number."""
+_MOSTLY_DIFFERENT = 0.5
+"""From this share of different first observations in a split, the same one in both splits is a leak."""
 _MOSTLY_NEW = 0.9
 """From this share of new problems among the draws of a split, there are too many hidden states to memorize."""
-
-
-def is_deterministic(subject: Subject) -> str:
-    """One seed and the same actions give one episode, in this instance and in a fresh one."""
-    for seed in range(3):
-        actions = [step.action for step in subject.oracle_episodes[seed]]
-        for env in (subject.env, subject.make()):
-            replayed = play(env, seed, repeat(actions))
-            for first, second in zip(subject.oracle_episodes[seed], replayed, strict=True):
-                require(
-                    data_equivalence(first.info, second.info, exact=True)
-                    and (first.observation, first.reward) == (second.observation, second.reward),
-                    f"seed {seed}, action {first.action[:60]!r} gave {first.observation[:60]!r} {first.info}, then "
-                    f"{second.observation[:60]!r} {second.info}: use only self.np_random, set all state in begin()",
-                )
-    return "episodes repeat"
 
 
 def has_true_state_keys(subject: Subject) -> str:
@@ -156,31 +121,6 @@ def _future(env: gym.Env[str, str], seed: int, way: tuple[str, ...], onward: lis
     return out
 
 
-def depends_on_the_seed(subject: Subject) -> str:
-    """Different seeds give different problems, if the task has enough; neighbours are no more alike than others."""
-    n_pairs = subject.effort.n_pairs
-    problems = []
-    for seed in range(n_pairs + 1):
-        subject.env.reset(seed=seed)
-        problems.append(problem_of(subject.env))
-    n_seeds = min(len(problems), _N_DISTINCT)
-    found = len(set(problems[:n_seeds]))
-    expected = expected_distinct(len(set(subject.drawn_problems)), n_seeds)
-    require(
-        found >= expected / 2,
-        f"{n_seeds} seeds gave {found} different problems, about {expected:.0f} expected: "
-        "draw the problem from self.np_random",
-    )
-    alike = [seed for seed in range(n_pairs) if problems[seed] == problems[seed + 1]]
-    allowed = min(1.0, 2 / (subject.task.n_problems or _ENDLESS))
-    require(
-        binomial_tail(len(alike), n_pairs, allowed) >= FALSE_ALARM,
-        f"{len(alike)} of {n_pairs} pairs of neighbouring seeds gave the same problem, such as {alike[:1]} and the "
-        f"next; n_problems is {subject.task.n_problems}: declare how many there are, or draw more evenly",
-    )
-    return f"{found} problems from {n_seeds} seeds, {len(alike)} of {n_pairs} neighbours alike"
-
-
 def has_honest_n_problems(subject: Subject) -> str:
     """The draws agree with the declared number of problems, apart from luck; a level that declares none has many.
 
@@ -218,8 +158,11 @@ def has_disjoint_splits(subject: Subject) -> str:
     """The splits share no problem, split key or first observation, and no board under rotation or reflection.
 
     A level may declare that its splits are not disjoint if it has few problems, or if all its problems begin alike.
-    First observations may recur if they hide so much that the problems do not recur.
+    First observations may recur if they hide so much that the problems do not recur. Of other environments only these
+    are compared.
     """
+    if not subject.is_task:
+        return _begin_differently(subject)
     if len(subject.splits) == 1:
         return Inapplicable(f"only a {subject.splits[0]} split")
     n_problems = subject.n_problems
@@ -253,140 +196,113 @@ def has_disjoint_splits(subject: Subject) -> str:
     return "no problem in both, and no first observation or board"
 
 
-def oracle_earns_the_maximum(subject: Subject) -> str:
-    """The oracle succeeds and earns the maximum; an oracle that is not exact succeeds more often than chance."""
-    task, wins = subject.task, 0
-    maximum = _positive_weights(task) if task.max_return is None else task.max_return
-    for seed, steps in enumerate(subject.oracle_episodes):
-        total = sum(float(step.reward) for step in steps)
-        wins += steps[-1].is_win
-        if task.oracle_is_exact:
-            last = f"{steps[-1].action[:80]!r} was answered {steps[-1].observation[:80]!r}"
-            require(steps[-1].is_win, f"seed {seed}: the oracle did not succeed; {last}")
-            require(
-                math.isclose(total, maximum, abs_tol=1e-9),
-                f"seed {seed}: the oracle earned {total:g} of {maximum:g}, which is "
-                f"{'the sum of the positive weights' if task.max_return is None else 'max_return'}: if it plays a "
-                f"perfect episode, declare what that earns (max_return = {total:g}, or Difficulty(..., max_return="
-                f"{total:g}) for this level; oracle_is_exact = False if it varies with the problem); {last}",
-            )
-    rate = wins / len(subject.oracle_episodes)
+def _begin_differently(subject: Subject) -> str:
+    """Require that no first observation of an environment that is not a task is in both splits."""
+    shown: dict[str, list[str]] = {}
+    for split in ("train", "test"):
+        try:
+            env = subject.make(split=split)
+        except (TypeError, InvalidConfigError, ValueError):
+            return Inapplicable("it takes no argument split with the values train and test")
+        with closing(env):
+            shown[split] = [env.reset(seed=seed)[0] for seed in range(subject.effort.n_draws // 2)]
+    if any(len(set(openings)) < _MOSTLY_DIFFERENT * len(openings) for openings in shown.values()):
+        return Inapplicable("too few problems, or episodes that begin alike")
+    again = [opening for opening in shown["test"] if opening in set(shown["train"])]
     require(
-        rate > task.chance_rate or rate == 1,
-        f"the oracle succeeds in {rate:.0%}, no more than chance_rate {task.chance_rate:g}",
+        not again,
+        f"{len(again)} of {len(shown['test'])} test episodes begin as one of train does, such as {again[:1]!r:.120}: "
+        "divide the problems by a hash of what they ask",
     )
-    return f"{rate:.0%} of {len(subject.oracle_episodes)} episodes"
+    return f"{len(shown['test'])} episodes of each split begin differently"
+
+
+def oracle_earns_the_maximum(subject: Subject) -> str:
+    """The oracle succeeds, and a task's own earns the maximum; one that is not exact succeeds more often than chance.
+
+    Whether an oracle is exact is what a task declares; a given oracle, and those of other environments, win always.
+    """
+    is_own = subject.is_task and subject.settings.oracle is None
+    is_exact, wins = not is_own or subject.task.oracle_is_exact, 0
+    for seed, trace in enumerate(subject.oracle_traces):
+        if trace.error is not None:
+            raise BrokenClause(f"seed {seed}: the oracle did not win; it ended with {trace.error!r}") from trace.error
+        last = f"{trace.steps[-1].action[:80]!r} was answered {trace.steps[-1].observation[:80]!r}"
+        is_win = subject.is_win(trace)
+        wins += is_win
+        require(
+            is_win or not is_exact,
+            f"seed {seed}: the oracle did not succeed; {last}, and the episode earned {trace.total:g}",
+        )
+        if is_own and is_exact:
+            _require_maximum(subject.task, seed, trace.total, last)
+    rate = wins / len(subject.oracle_traces)
+    require(
+        rate > subject.chance_rate or rate == 1,
+        f"the oracle succeeds in {rate:.0%}, no more than chance_rate {subject.chance_rate:g}",
+    )
+    return f"{rate:.0%} of {len(subject.oracle_traces)} episodes"
+
+
+def _require_maximum(task: TextEnv, seed: int, total: float, last: str) -> None:
+    positive = sum(weight for weight in task.reward_weights.values() if weight > 0)
+    maximum = positive if task.max_return is None else task.max_return
+    require(
+        math.isclose(total, maximum, abs_tol=1e-9),
+        f"seed {seed}: the oracle earned {total:g} of {maximum:g}, which is "
+        f"{'the sum of the positive weights' if task.max_return is None else 'max_return'}: if it plays a perfect "
+        f"episode, declare what that earns (max_return = {total:g}, or Difficulty(..., max_return={total:g}) for this "
+        f"level; oracle_is_exact = False if it varies with the problem); {last}",
+    )
 
 
 def never_raises(subject: Subject) -> str:
     """No hostile action makes the environment raise."""
-    for name, played in subject.hostile_episodes.items():
-        for seed, episode in enumerate(played):
-            if isinstance(episode, Exception):
-                raise BrokenClause(
-                    f"seed {seed}: the action {name!r} raised {type(episode).__name__}: {episode}; answer with an "
-                    "error observation"
-                ) from episode
-    return f"{len(subject.hostile_episodes)} kinds of hostile action"
+    for name, played in subject.hostile_traces.items():
+        for seed, trace in enumerate(played):
+            _require_no_error(seed, trace, f"the action {name!r}")
+    return f"{len(subject.hostile_traces)} kinds of hostile action"
 
 
 def withstands_fuzzing(subject: Subject) -> str:
-    """Damaged actions in the middle of good play do not make the task raise, and earn no more than good play."""
-    if any(isinstance(episode, Exception) for played in subject.hostile_episodes.values() for episode in played):
+    """No damaged action in the middle of good play, no word of the observation and no guess makes it raise."""
+    if any(trace.error for played in subject.hostile_traces.values() for trace in played):
         return Inapplicable("not tried, because hostile actions raise")
-    n_actions, maximum = 0, subject.task.return_range[1]
-    for seed, episode in enumerate(subject.fuzzed_episodes):
-        if isinstance(episode, FailedEpisode):
+    for seed, trace in enumerate(subject.fuzzed_traces):
+        _require_no_error(seed, trace)
+        if trace.error is not None and not any(played.error for played in subject.oracle_traces):
             raise BrokenClause(
-                f"seed {seed}: the action {episode.action[:80]!r} raised {type(episode.error).__name__}: "
-                f"{episode.error}; answer with an error observation"
-            ) from episode.error
-        n_actions += len(episode)
-        total = sum(float(step.reward) for step in episode)
-        require(
-            total <= maximum + 1e-9,
-            f"seed {seed}: the actions {[step.action[:60] for step in episode]} earned {total:g}; the most that an "
-            f"episode can earn is {maximum:g}: something is rewarded twice",
-        )
-    return f"{n_actions} actions, half of them damaged"
+                f"seed {seed}: after damaged actions, the oracle raised {trace.error!r}"
+            ) from trace.error
+    borrowed = subject.borrowed_traces if subject.oracle else {}
+    for seed, trace in (*enumerate(subject.references), *borrowed.items()):
+        _require_no_error(seed, trace)
+    return f"{sum(len(trace.steps) for trace in subject.fuzzed_traces)} actions, half of them damaged"
 
 
-def costs_are_bounded(subject: Subject) -> str:
-    """No episode earns less than the declared minimum, which is within the task's scale for episodes of any length."""
-    low, high = subject.task.return_range
-    require(
-        low >= -2 * high,
-        f"an episode may earn {low:g}, and {high:g} at most: bound costs by component_limits, or declare min_return",
-    )
-    hostile = [steps for played in subject.hostile_episodes.values() for steps in played if isinstance(steps, list)]
-    fuzzed = [steps for steps in subject.fuzzed_episodes if isinstance(steps, list)]
-    for steps in [*subject.oracle_episodes, *hostile, *fuzzed]:
-        total = sum(weighted_sum(step.info["reward_components"], subject.task.reward_weights) for step in steps)
-        require(
-            total >= low - 1e-9,
-            f"the actions {[step.action[:60] for step in steps[:9]]} earned {total:g}; the least that an episode may "
-            f"earn is {low:g}, by min_return or by the negative weights and component_limits",
-        )
-    return f"from {low:g} to {high:g}"
-
-
-def _positive_weights(task: TextEnv) -> float:
-    return sum(weight for weight in task.reward_weights.values() if weight > 0)
-
-
-def is_not_won_by_nonsense(subject: Subject) -> str:
-    """No hostile action succeeds more often than the declared chance rate explains."""
-    for name, played in subject.hostile_episodes.items():
-        won = [seed for seed, steps in enumerate(played) if isinstance(steps, list) and steps[-1].is_win]
-        require_chance(subject, f"the action {name!r}", won, len(played))
-    return f"at most chance ({subject.task.chance_rate:g})"
-
-
-def is_not_won_by_guessing(subject: Subject) -> str:
-    """The right replies to another problem succeed no more often than the declared chance rate explains."""
-    episodes = subject.borrowed_episodes
-    won = [seed for seed, steps in episodes.items() if steps[-1].is_win]
-    require_chance(subject, "the oracle's reply to another problem", won, len(episodes))
-    return f"replies to another problem won {len(won)} of {len(episodes)} episodes"
+def _require_no_error(seed: int, trace: Trace, what: str = "") -> None:
+    if trace.raised_by is not None:
+        error = f"{type(trace.error).__name__}: {trace.error}"
+        raise BrokenClause(
+            f"seed {seed}: {what or f'the action {trace.raised_by[:80]!r}'} raised {error}; answer with an error "
+            "observation"
+        ) from trace.error
 
 
 def ends_its_episodes(subject: Subject) -> str:
     """Every episode ends within `max_turns`; a single-turn task terminates and never truncates."""
-    task = subject.task
-    episodes = [steps for played in subject.hostile_episodes.values() for steps in played if isinstance(steps, list)]
-    for steps in [*subject.oracle_episodes, *episodes]:
-        last = steps[-1]
+    most = subject.max_turns
+    for trace in subject.all_traces:
+        if trace.error is not None:  # another clause reports it
+            continue
         require(
-            last.terminated or last.truncated,
-            f"an episode was not over after {len(steps)} turns; max_turns is {task.max_turns}",
+            trace.is_over and len(trace.steps) <= most,
+            f"an episode was not over after {len(trace.steps)} turns; max_turns is {most}: truncate it or declare more",
         )
-        require(len(steps) <= task.max_turns, f"an episode took {len(steps)} turns; max_turns is {task.max_turns}")
-        if isinstance(task, SingleTurnEnv):
+        if isinstance(subject.env.unwrapped, SingleTurnEnv):
+            last = trace.steps[-1]
             require(last.terminated and not last.truncated, "a single-turn episode was truncated: it must terminate")
-    return f"within {task.max_turns} turns"
-
-
-def rewards_are_weighted_components(subject: Subject) -> str:
-    """Each step's reward is a finite float, the weighted sum of exactly the declared components."""
-    weights = subject.task.reward_weights
-    for step in subject.all_steps:
-        components = step.info.get("reward_components")
-        require(
-            isinstance(components, dict) and components.keys() == weights.keys(),
-            f"info['reward_components'] is {components}; reward_weights declares {sorted(weights)}",
-        )
-        assert isinstance(components, dict)
-        require(all(type(value) is float for value in components.values()), f"components must be floats: {components}")
-        require(
-            type(step.reward) is float and math.isfinite(step.reward),
-            f"the reward {step.reward!r} is not a finite float",
-        )
-        total = weighted_sum(components, weights)
-        require(
-            math.isclose(step.reward, total, abs_tol=1e-9),
-            f"the reward is {step.reward}, its components {components} sum to {total}",
-        )
-    return f"{len(subject.all_steps)} steps"
+    return f"within {most} turns"
 
 
 def info_is_well_formed(subject: Subject) -> str:
@@ -450,8 +366,3 @@ def _has_no_words(reply: ParsedReply) -> bool:
 
 def _answer_anything(answer: str, **arguments: Any) -> str:
     return answer
-
-
-def expected_distinct(n: int, draws: int) -> float:
-    """Return the expected number of different values in `draws` uniform draws from `n`."""
-    return n * -math.expm1(draws * math.log1p(-1 / n)) if n > 1 else 1.0

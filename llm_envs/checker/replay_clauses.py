@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-import gymnasium as gym
-
-from llm_envs.checker.subject import (
-    Inapplicable,
-    Subject,
-    excusable,
-    play,
-    remembering,
-    repeat,
-    require,
-    require_chance,
-    unwrap,
-)
+from llm_envs.checker.episodes import play, remembering, repeat, unwrap
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import Inapplicable, require
 from llm_envs.env import TextEnv
 
 __all__ = [
@@ -39,7 +29,6 @@ _SHARE = 5
 _CONSONANTS = "bcdfghjklmnpqrstvwxz"
 
 
-@excusable
 def refuses_neighbouring_numbers(subject: Subject) -> str:
     """The oracle's reply with one of its numbers one larger or smaller wins no more than the chance rate explains.
 
@@ -52,22 +41,21 @@ def refuses_neighbouring_numbers(subject: Subject) -> str:
         places = [(turn, found) for turn, action in enumerate(actions) for found in _NUMBER.finditer(action)]
         for turn, found in rng.sample(places, min(len(places), _MOST_PLACES)) if steps[-1].is_win else ():
             before, after = actions[:turn], actions[turn + 1 :]
-            if after and _wins(env, seed, [*before, *after]):
+            if after and subject.wins(env, seed, repeat([*before, *after])):
                 continue
             other = int(found[0]) + (rng.choice((-1, 1)) if int(found[0]) else 1)
             changed = f"{actions[turn][: found.start()]}{other}{actions[turn][found.end() :]}"
             n += 1
-            if _wins(env, seed, [*before, changed, *after]):
+            if subject.wins(env, seed, repeat([*before, changed, *after])):
                 won.append(seed)
                 example = example or f"such as {changed!r:.200} for {actions[turn]!r:.200}"
             break
     if not n:
         return Inapplicable("the oracle's replies have no numbers that count")
-    require_chance(subject, "the oracle's reply with a number one larger or smaller", won, n, example)
+    subject.require_chance("the oracle's reply with a number one larger or smaller", won, n, example)
     return f"{len(won)} of {n} neighbours won"
 
 
-@excusable
 def needs_every_round(subject: Subject) -> str:
     """If the oracle repeats an action, its episode without the last repetition wins no more than chance explains.
 
@@ -82,14 +70,13 @@ def needs_every_round(subject: Subject) -> str:
         if not steps[-1].is_win or not again or _may_ask(unwrap(env), actions[again[-1]]):
             continue
         n += 1
-        won += [seed] if _wins(env, seed, [*actions[: again[-1]], *actions[again[-1] + 1 :]]) else []
+        won += [seed] if subject.wins(env, seed, repeat([*actions[: again[-1]], *actions[again[-1] + 1 :]])) else []
     if not n:
         return Inapplicable("the oracle repeats no action")
-    require_chance(subject, "the oracle's episode without its last repeated action", won, n)
+    subject.require_chance("the oracle's episode without its last repeated action", won, n)
     return f"{len(won)} of {n} shorter episodes won"
 
 
-@excusable
 def is_not_won_by_meaningless_text(subject: Subject) -> str:
     """The oracle's last reply with consonants for the words that nothing had shown wins no more than chance explains.
 
@@ -103,11 +90,11 @@ def is_not_won_by_meaningless_text(subject: Subject) -> str:
         if last == steps[-1].action:
             continue
         n += 1
-        if _wins(env, seed, [*(step.action for step in steps[:-1]), last]):
+        if subject.wins(env, seed, repeat([*(step.action for step in steps[:-1]), last])):
             won.append(seed)
     if not n:
         return Inapplicable("all words of the oracle's replies have been shown")
-    require_chance(subject, "the oracle's reply with consonants for its words", won, n)
+    subject.require_chance("the oracle's reply with consonants for its words", won, n)
     return f"{len(won)} of {n} meaningless replies won"
 
 
@@ -124,7 +111,6 @@ def _meaningless(text: str, known: set[str], rng: random.Random) -> str:
     return _WORD.sub(spoilt, text)
 
 
-@excusable
 def understands_other_wordings(subject: Subject) -> str:
     """The oracle also wins if its messages in plain words are worded in other common ways."""
     if subject.task.max_turns == 1:
@@ -180,10 +166,3 @@ _WORDINGS: dict[str, Callable[[str], str]] = {
     "with which for what": lambda text: re.sub(r"\b([Ww])hat (?=\w+ (?:would|do|does|is|are)\b)", r"\1hich ", text),
     "with short forms": _with_short_forms,
 }
-
-
-def _wins(env: gym.Env[str, str], seed: int, actions: Sequence[str]) -> bool:
-    try:
-        return play(env, seed, repeat(actions))[-1].is_win
-    except Exception:  # `withstands_fuzzing` reports it
-        return False

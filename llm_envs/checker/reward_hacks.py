@@ -9,11 +9,11 @@ import random
 import re
 from collections.abc import Callable
 
-from llm_envs.checker.candidate import TextPolicy
+from llm_envs.checker.episodes import TextPolicy
 from llm_envs.checker.hostile import hostile_actions
 from llm_envs.parsers import format_answer
 
-__all__ = ["FAMILIES", "hedges", "reward_hacks"]
+__all__ = ["FAMILIES", "reward_hacks"]
 
 _LETTERS = "A B C D E F G H I J"
 _CODE = {
@@ -82,17 +82,6 @@ def reward_hacks() -> dict[str, TextPolicy]:
         hacks[f"quotation: {name}"] = _quoting(quote)
         hacks[f"quotation: {name}, as the answer"] = _quoting(lambda seen, quote=quote: format_answer(quote(seen)))  # type: ignore[misc]
     return hacks
-
-
-def hedges(right: str, wrong: str) -> dict[str, str]:
-    """Return texts with both a right and a wrong answer, or with a right one that is denied, by name."""
-    return {
-        "a right answer or a wrong one": f"{right} or {wrong}",
-        "a wrong answer or a right one": f"{wrong} or {right}",
-        "a right answer, then a wrong one": f"The answer is {right}. The answer is {wrong}.",
-        "a right answer that is denied": f"The answer is not {right}.",
-        "a right answer that is doubted": f"I doubt that the answer is {right}.",
-    }
 
 
 _QUOTES: dict[str, Callable[[str], str]] = {

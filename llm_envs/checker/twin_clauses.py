@@ -6,8 +6,10 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from llm_envs.checker.subject import BrokenClause, Inapplicable, Subject, problem_of, unwrap
+from llm_envs.checker.episodes import problem_of, unwrap
+from llm_envs.checker.subject import Subject
 from llm_envs.checker.twins import changed_problems
+from llm_envs.checker.verdicts import BrokenClause, Inapplicable
 from llm_envs.env import TextEnv
 
 __all__ = ["oracle_knows_what_is_shown"]

@@ -113,7 +113,7 @@ def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
 
 
 def _certificate(arguments: argparse.Namespace) -> Certificate:
-    from llm_envs.checker.certification import Settings, certify
+    from llm_envs.checker import Settings, certify
 
     names = (
         *("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes"),

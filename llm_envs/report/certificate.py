@@ -65,7 +65,7 @@ def certificate_page(certificate: Certificate) -> str:
 
 def _section(check: dict[str, Any]) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{_text(found["part"])}</th><td>{_mark(found["status"])}</td>'
+        f'<tr><th scope="row">{_text(found["clause"])}</th><td>{_mark(found["status"])}</td>'
         f'<td>{_text(found["detail"])}</td><td class="right">{found["seconds"]:.2f} s</td></tr>'
         for found in check["findings"]
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
-__all__ = ["off_by_one", "outcomes", "telling"]
+__all__ = ["off_by_one", "outcomes", "results", "telling"]
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"(?<![\w.])\d+")
@@ -31,10 +31,15 @@ def outcomes(lines: Sequence[str], inputs: Iterable[Any]) -> list[str]:
     """
     text = "\n".join(lines)
     function, numbers = _compiled(_NUMBER.sub("{}", text)), list(map(int, _NUMBER.findall(text)))
+    return results(lambda value: function(value, *numbers), inputs)
+
+
+def results(function: Callable[[Any], Any], inputs: Iterable[Any]) -> list[str]:
+    """Return what a function gives for each input, as a `repr`, or the name of its error."""
     found = []
     for value in inputs:
         try:
-            found.append(repr(function(value, *numbers)))
+            found.append(repr(function(value)))
         except Exception as error:
             found.append(type(error).__name__)
     return found

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from llm_envs.checker.comparing import NUMBER_WORDS
 from llm_envs.tasks.draws import Random, between, pick, sample
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "condition_code",
     "condition_words",
     "contrary",
-    "digits_for_words",
     "draw_condition",
     "draw_value",
     "is_possible",
@@ -266,20 +266,9 @@ def normal_condition(condition: list[Any]) -> list[Any]:
     return parts
 
 
-_NUMBER_WORDS = {
-    str(number): word
-    for number, word in enumerate(
-        ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"), 2
-    )
-}
-_DIGITS = {word: digits for digits, word in _NUMBER_WORDS.items()}
+_NUMBER_WORDS = {str(number): word for number, word in enumerate(NUMBER_WORDS, 2)}
 
 
 def words_for_digits(text: str) -> str:
     """Write the numbers from 2 to 12 as words."""
     return re.sub(r"(?<![\w.-])\d+(?!\w)", lambda found: _NUMBER_WORDS.get(found[0], found[0]), text)
-
-
-def digits_for_words(text: str) -> str:
-    """Write the words for the numbers from 2 to 12 as digits."""
-    return re.sub(r"\b[a-z]+\b", lambda found: _DIGITS.get(found[0], found[0]), text)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
+from llm_envs.checker.comparing import compared_repairs
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.code.boundaries import off_by_one, telling
-from llm_envs.tasks.code.comparing import compared_repairs
+from llm_envs.tasks.code.boundaries import off_by_one, results, telling
 from llm_envs.tasks.code.package_texts import body, names_in_words, sentence
 from llm_envs.tasks.code.packages import (
     Part,
@@ -198,18 +198,7 @@ def _runner(lines: Sequence[str], made: Functions) -> Callable[[Sequence[Any]], 
     """Return `run_lines` of a function, which is compiled once."""
     namespace: dict[str, Any] = dict(made)
     exec("\n".join(lines), namespace)
-    function = namespace[lines[0][4 : lines[0].index("(")]]
-
-    def run(inputs: Sequence[Any]) -> list[str]:
-        found = []
-        for value in inputs:
-            try:
-                found.append(repr(function(value)))
-            except Exception as error:
-                found.append(type(error).__name__)
-        return found
-
-    return run
+    return partial(results, namespace[lines[0][4 : lines[0].index("(")]])
 
 
 def _telling(random: Random, package: Mapping[str, Any], made: Functions, place: int) -> list[Any] | None:

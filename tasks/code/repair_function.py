@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from llm_envs.checker.comparing import compared_repairs
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
-from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.judging import passes
 from llm_envs.tasks.code.programs import (
     LETTERS,

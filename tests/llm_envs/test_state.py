@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from llm_envs.checker.play_clauses import has_true_state_keys
-from llm_envs.checker.subject import BrokenClause, Subject
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import BrokenClause
 from llm_envs.env import Outcome, TextEnv
 from llm_envs.env.state import digest, generators
 from llm_envs.errors import InvalidConfigError

@@ -300,6 +300,30 @@ class Excused(NearlyRight):
     clause_reasons = {"refuses_neighbouring_numbers": "The measurement is not more exact than that."}
 
 
+class Described(Single):
+    # The wrong number of the code stands in its description.
+    code = ("return first + {} * second", "return first + {} * second")
+
+    def generate(self):
+        return super().generate() | {"b": 1 + int(self.np_random.random() * 9)}
+
+    def prompt(self):
+        n, code = self.problem["a"] + 10, self.code[1].format(self.problem["a"] + 10 + self.problem["b"])
+        return f"It should give the first plus {n} times the second.\n1: def total(first, second):\n2:     {code}"
+
+    def solution(self):
+        return f"2: {self.code[0].format(self.problem['a'] + 10)}"
+
+
+class Exchanged(Described):
+    # All that the description names stands in the code; the wrong line has another order.
+    __doc__ = DOCSTRING
+    code = ("return first + {} * second", "return second + {} * first")
+
+    def generate(self):
+        return super().generate() | {"b": 0}
+
+
 class CountsWords(Single):
     # Only the number of words and the first one are judged.
     most_a, most_b = 300, 30
@@ -464,7 +488,7 @@ class SlowToStep(WorkedOut):
         return super().is_correct(answer)
 
 
-HONEST = (WorkedOut, Excused, AnyDoor, OneTry, SharpQueries, NoShortcut, Looking, TurnedBoards)
+HONEST = (WorkedOut, Excused, Exchanged, AnyDoor, OneTry, SharpQueries, NoShortcut, Looking, TurnedBoards)
 HOLLOW = (
     (SixtyAnswers, "is_not_won_by_heart"),
     (Restated, "is_not_won_by_heart"),
@@ -476,6 +500,7 @@ HOLLOW = (
     (OneWording, "understands_other_wordings"),
     (OneYesIsEnough, "needs_every_round"),
     (NearlyRight, "refuses_neighbouring_numbers"),
+    (Described, "is_not_won_by_comparing"),
     (CountsWords, "is_not_won_by_meaningless_text"),
     (Queries, "refuses_mutated_references, refuses_neighbouring_numbers"),
     (Shortcut, "is_not_won_by_shortcuts"),

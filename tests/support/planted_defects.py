@@ -89,8 +89,7 @@ from planted_scores import (
 )
 from sound_envs import Backwards, Sum
 
-from llm_envs.checker.candidate import Settings
-from llm_envs.checker.certification import Certificate, certify
+from llm_envs.checker import Certificate, Settings, certify
 
 SETTINGS = Settings(n_episodes=12, max_step_s=0.004, max_reset_s=0.004)
 SOUND = (Sum, Backwards)

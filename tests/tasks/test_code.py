@@ -12,13 +12,12 @@ from itertools import chain
 import gymnasium as gym
 import pytest
 
+from llm_envs.checker.comparing import compared_repairs, digits_for_words
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.code.boundaries import off_by_one, outcomes, telling
-from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.forms import (
     condition_code,
     condition_words,
-    digits_for_words,
     is_possible,
     normal_condition,
     one_step_away,

@@ -10,10 +10,10 @@ import gymnasium as gym
 import pytest
 
 import llm_envs
+from llm_envs.checker.comparing import compared_repairs
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.code.boundaries import off_by_one
-from llm_envs.tasks.code.comparing import compared_repairs
 from llm_envs.tasks.code.linking import LinkError, link
 from llm_envs.tasks.code.package_mistakes import outcomes_of, run_lines
 from llm_envs.tasks.code.package_texts import body, names_in_words, readme, sources

@@ -13,7 +13,9 @@ from hollow_tasks import HOLLOW, HONEST
 
 from llm_envs import check_task
 from llm_envs.checker.clauses import CLAUSES
-from llm_envs.checker.subject import THOROUGH, ask_oracle, play, remembering, unwrap
+from llm_envs.checker.episodes import ask_oracle, play, remembering, unwrap
+from llm_envs.checker.subject import THOROUGH
+from llm_envs.checker.verdicts import EXCUSABLE
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
 from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, last_number, parse_reply
@@ -161,6 +163,19 @@ class LeaksBetweenEpisodes(SoundGame):
             self.n_answers += 1
             return outcome._replace(observation=f"Second answer number {self.n_answers}.")
         return outcome
+
+
+class ShowsItsNumber(SoundGame):
+    n_made = 0
+
+    def __init__(self, split="train", difficulty=None, max_turns=None, render_mode=None):
+        super().__init__(split, difficulty, max_turns, render_mode)
+        ShowsItsNumber.n_made += 1
+        self.number = self.n_made
+
+    def play(self, action):
+        outcome = super().play(action)
+        return outcome._replace(observation=f"This was game {self.number}.") if self.n_turns == 2 else outcome
 
 
 class SeedsGlobally(Sound):
@@ -408,7 +423,8 @@ BROKEN = [
     (NoHeadings, "has_docstring_headings"),
     (SwallowsArguments, "checks_its_arguments"),
     (IgnoresGivenProblems, "plays_given_problems"),
-    (LeaksBetweenEpisodes, "is_deterministic, has_true_state_keys"),
+    (ShowsItsNumber, "is_deterministic, has_true_state_keys"),
+    (LeaksBetweenEpisodes, "has_true_state_keys, plays_each_episode_alike"),
     (SeedsGlobally, "leaves_global_randomness_alone"),
     (SharesSeeds, "depends_on_the_seed"),
     (NeighboursAreAlike, "depends_on_the_seed"),
@@ -426,12 +442,12 @@ BROKEN = [
     (OverlooksADenial, "refuses_hedged_answers"),
     (RaisesOnBadAnswers, "never_raises"),
     (RaisesOnNearMisses, "withstands_fuzzing"),
-    (PaysTwice, "withstands_fuzzing"),
+    (PaysTwice, "returns_are_in_range"),
     (HasThreeAnswers, "is_not_won_by_guessing, is_not_won_by_heart"),
-    (AcceptsAnyAnswerThatContainsIt, "refuses_hedged_answers, is_not_won_by_nonsense, is_not_won_by_heart"),
+    (AcceptsAnyAnswerThatContainsIt, "is_not_won_by_nonsense, is_not_won_by_heart, refuses_hedged_answers"),
     (NeverEnds, "ends_its_episodes"),
-    (CostsWithoutBound, "costs_are_bounded"),
-    (CostsMoreThanDeclared, "costs_are_bounded"),
+    (CostsWithoutBound, "returns_are_in_range"),
+    (CostsMoreThanDeclared, "returns_are_in_range"),
     (PaysBesideItsComponents, "rewards_are_weighted_components"),
     (MixesInfoTypes, "info_is_well_formed"),
     (ScoresToolOutput, "scores_only_the_agents_words"),
@@ -478,6 +494,7 @@ def test_a_task_that_cannot_be_written_down(registered):
 
 
 def test_every_clause_has_a_broken_task():
+    assert set(EXCUSABLE) <= {clause.__name__ for clause in CLAUSES}
     tripped = {clause for _, clauses in BROKEN for clause in clauses.split(", ")} | {"has_a_json_spec"}
     assert tripped == {clause.__name__ for clause in CLAUSES}
 

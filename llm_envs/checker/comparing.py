@@ -7,21 +7,28 @@ beside its description draw again what such a player mends.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import NamedTuple
 
-from llm_envs.tasks.code.forms import digits_for_words
+__all__ = ["NUMBER_WORDS", "compared_repairs", "digits_for_words", "shown_code"]
 
-__all__ = ["compared_repairs"]
+NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+"""Words for the numbers from 2 to 12."""
 
 _COMMON = ("0", "1", "10")
 """Numbers of code that are seldom those of its description."""
 _ASIDE = re.compile(r"\([^)]*\)")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+")
+_DIGITS = {word: str(number) for number, word in enumerate(NUMBER_WORDS, 2)}
+_NUMBERED = re.compile(r"(?:^ *\d+: ?.*(?:\n|$)){2,}", re.MULTILINE)
+_FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^def .*\n(?:[ \t]+.*(?:\n|$)|\n)+", re.MULTILINE)
 _SIGNS: tuple[tuple[str, Mapping[str, str]], ...] = (
     (
         r"(?<![<>=!])[<>]=?(?!=)",
@@ -73,6 +80,26 @@ def compared_repairs(
         "the last two that differ in order": in_order[-2:],
     }
     return {name: _edited(lines, edits) for name, edits in found.items() if edits}
+
+
+def digits_for_words(text: str) -> str:
+    """Write the words for the numbers from 2 to 12 as digits."""
+    return re.sub(r"\b[a-z]+\b", lambda found: _DIGITS.get(found[0], found[0]), text)
+
+
+def shown_code(shown: str) -> tuple[str, list[str]]:
+    """Return the text before the Python code of an observation, and its lines: numbered, fenced or a function.
+
+    Numbers of lines are not part of them. Returns no lines without such code.
+    """
+    for pattern in (_NUMBERED, _FENCED, _FUNCTION):
+        if found := pattern.search(shown):
+            code = found[pattern.groups]
+            code = re.sub(r"^ *\d+: ?", "", code, flags=re.MULTILINE) if pattern is _NUMBERED else code
+            with suppress(SyntaxError, ValueError):
+                ast.parse(code)
+                return shown[: found.start()], code.splitlines()
+    return shown, []
 
 
 Edit = tuple[_Sign, str]

@@ -9,18 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.checker.subject import (
-    BrokenClause,
-    Inapplicable,
-    Step,
-    Subject,
-    ask_oracle,
-    play,
-    remembering,
-    repeat,
-    require,
-    unwrap,
-)
+from llm_envs.checker.blind import answer_in
+from llm_envs.checker.episodes import Trace, ask_oracle, play, remembering, repeat, unwrap
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import BrokenClause, Inapplicable, require
 from llm_envs.env import TextEnv, ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import ParsedReply
@@ -29,8 +21,28 @@ __all__ = ["accepts_natural_forms", "refuses_hedged_answers"]
 
 _SHARE = 5
 """One in this many of the oracle's episodes is replayed, because each is replayed in every form."""
-_DENIALS = ("The wrong answer is {}", "It is false that the answer is {}", "I doubt that the answer is {}")
+_DENIALS = (
+    "The answer is not {}.",
+    "The wrong answer is {}",
+    "It is false that the answer is {}",
+    "I doubt that the answer is {}",
+)
+_COMMON_FORMS = {
+    "between line breaks": "\n{}\n",
+    "with a full stop": "{}.",
+    "in bold": "**{}**",
+    "in a sentence": "The answer is {}.",
+    "after a thought": "Let me think.\n\nThe answer is {}",
+}
+"""Forms of a right answer that every environment must read."""
+_N_FORMS = 5
+"""Episodes of an environment that is not a task whose right answer is written in each form."""
 _RETRACTED = ("The answer is {}. No, that is wrong.", "{}? No.")
+_REMEDY = (
+    "let judge() remove decoration before is_correct or move decides, be generous about form there, or override "
+    "plain_answer if such characters belong to an answer"
+)
+_NATURAL_REMEDY = "be generous about form in is_correct or move, or set has_natural_form = False"
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d)")
 _ANY_CASE = re.compile(
     r"\bcase (?:does not matter|is ignored)|\bignor\w+ case\b|\bin any case\b|\bcase-insensitive|"
@@ -41,7 +53,7 @@ _ANY_CASE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Final:
-    """A right last action of the oracle that is read through `TextEnv.judge`, in parts."""
+    """A right last action of the oracle, in parts: of a task, one that is read through `TextEnv.judge`."""
 
     seed: int
     before: tuple[str, ...]
@@ -60,21 +72,29 @@ class _Final:
 
 
 def accepts_natural_forms(subject: Subject) -> str:
-    """A right answer wins in the forms in which models write it, if the task reads answers with `TextEnv.judge`.
+    """A right answer wins in the forms in which models write it, if the environment reads answers.
+
+    Tasks read them with `TextEnv.judge`. Of another environment, the oracle's only reply is an answer, and so is a last
+    one in answer tags; these are tried in the forms that every environment must read.
 
     If the task overrides `plain_answer`, decoration may belong to its answers. Then only two forms are tried: a fenced
     block with prose around it (not with `plain_answer = str.strip`, which takes answers literally), and the answer
     twice. A parser that the task defines decides where an answer ends: a form is tried if the parser passes it on.
     """
-    env = remembering(subject.make())
-    finals = _finals(subject, env)
+    finals = _finals(subject, env := _env(subject))
     if not finals:
-        return Inapplicable("answers are not read with judge()")
+        return _no_answers(subject)
     names = set[str]()
+    if not subject.is_task:
+        for name, form in _COMMON_FORMS.items():
+            for final in finals[:_N_FORMS]:
+                action = final.with_answer(form.format(final.answer))
+                _require_win(subject, env, final, name, action, "remove such decoration before you compare")
+        return f"{len(_COMMON_FORMS)} forms"
     for final in finals:
         for name, action in _forms(unwrap(env), final, env.reset(seed=final.seed)[0]):
             names.add(name)
-            _require_win(env, final, name, action, "or override plain_answer if such characters belong to an answer")
+            _require_win(subject, env, final, name, action, _REMEDY)
     natural = _natural_env(subject)
     if natural is not None:
         _require_natural_oracle(natural, finals)
@@ -86,25 +106,24 @@ def accepts_natural_forms(subject: Subject) -> str:
             for name, action in forms[: 1 if isinstance(unwrap(natural), ToolEnv) else None]:
                 names.add(name)
                 where = f'{name}, with answer_form="natural",'
-                _require_win(natural, final, where, action, "or set has_natural_form = False")
+                _require_win(subject, natural, final, where, action, _NATURAL_REMEDY)
     return f"{len(names)} forms"
 
 
 def refuses_hedged_answers(subject: Subject) -> str:
-    """A right answer beside a wrong one does not win, nor one that is denied, if the task reads answers with `judge`.
+    """A right answer beside a wrong one does not win, nor one that is denied, if the environment reads answers.
 
-    The wrong one is right for another problem. A parser that the task defines decides where an answer ends: two answers
+    The wrong one is right for another problem. A parser that a task defines decides where an answer ends: two answers
     are tried if the parser passes both on.
     """
-    env, n_tried = remembering(subject.make()), 0
-    finals = _finals(subject, env)
+    finals, n_tried = _finals(subject, env := _env(subject)), 0
     try:
         natural = _natural_env(subject)
     except BrokenClause:  # `accepts_natural_forms` reports it
         natural = None
     for final in finals:
-        wrong = _wrong_answer(env, final, finals)
-        tries = [(env, action) for action in _hedges_in_form(unwrap(env), final, wrong)]
+        wrong = _wrong_answer(subject, env, final, finals)
+        tries = [(env, action) for action in _hedges_in_form(env.unwrapped, final, wrong)]
         if natural is not None:
             parse = unwrap(natural).parse_reply
             denials = [denial.format(final.answer) for denial in (*_DENIALS, *_RETRACTED)]
@@ -112,18 +131,46 @@ def refuses_hedged_answers(subject: Subject) -> str:
             tries += [(natural, text) for text in hedges if parse(text).answer in (None, text)]
         for played, action in tries:
             n_tried += 1
-            last = _last_step(played, final, action)
+            trace = _with_last(subject, played, final, action)
             require(
-                last is None or not last.is_win,
+                trace is None or not subject.is_win(trace),
                 f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120}: a reply "
                 "with two answers, or one that denies its answer, must not win; let is_correct or move raise "
                 "InvalidActionError unless all of the text is one answer",
             )
-    return f"{n_tried} hedged or denied answers" if finals else Inapplicable("answers are not read with judge()")
+    return f"{n_tried} hedged or denied answers" if finals else _no_answers(subject)
+
+
+def _env(subject: Subject) -> gym.Env[str, str]:
+    return remembering(subject.make()) if subject.is_task else subject.env
+
+
+def _no_answers(subject: Subject) -> Inapplicable:
+    if subject.is_task:
+        return Inapplicable("answers are not read with judge()")
+    if subject.repeats:
+        return Inapplicable("episodes do not repeat")
+    if not any(map(subject.is_win, subject.oracle_traces)):
+        return Inapplicable("the oracle never wins")
+    return Inapplicable("the oracle's replies are moves of a longer episode, whose form the environment sets")
 
 
 def _finals(subject: Subject, env: gym.Env[str, str]) -> list[_Final]:
-    """Return the oracle's winning last actions in some episodes, if the environment reads them with `judge`."""
+    """Return the oracle's winning last actions in some episodes, if they are answers."""
+    if subject.is_task:
+        return _judged(subject, env)
+    found = []
+    for seed, trace in enumerate([] if subject.repeats else subject.oracle_traces):
+        *before, last = trace.actions or [""]
+        answer = answer_in(last)
+        if answer and subject.is_win(trace) and (not before or "<answer>" in last):
+            prefix, _, suffix = last.rpartition(answer)
+            found.append(_Final(seed, tuple(before), prefix, answer, suffix))
+    return found
+
+
+def _judged(subject: Subject, env: gym.Env[str, str]) -> list[_Final]:
+    """Return those that the task reads with `judge`."""
     task = unwrap(env)
     judge, judged = task.judge, list[ParsedReply]()
 
@@ -161,7 +208,7 @@ def _parts(task: TextEnv, action: str, reply: ParsedReply) -> tuple[str, str, st
 
 def _natural_env(subject: Subject) -> gym.Env[str, str] | None:
     """Return the task with `answer_form="natural"`; None if it has no such form."""
-    if not subject.task.has_natural_form:
+    if not subject.is_task or not subject.task.has_natural_form:
         return None
     try:
         return remembering(subject.make(answer_form="natural"))
@@ -183,24 +230,20 @@ def _require_natural_oracle(natural: gym.Env[str, str], finals: list[_Final]) ->
         )
 
 
-def _require_win(env: gym.Env[str, str], final: _Final, name: str, action: str, remedy: str) -> None:
-    last = _last_step(env, final, action)
-    if last is None:
-        return
+def _require_win(subject: Subject, env: gym.Env[str, str], final: _Final, name: str, action: str, remedy: str) -> None:
+    trace = _with_last(subject, env, final, action)
     require(
-        last.is_win,
+        trace is None or subject.is_win(trace),
         f"seed {final.seed}: the right answer {name} did not win: {action!r:.300} was answered "
-        f"{last.observation[:120]!r}, but {final.action!r:.120} wins: let judge() remove decoration before is_correct "
-        f"or move decides, be generous about form there, {remedy}",
+        f"{trace and trace.steps[-1].observation[:120]!r}, but {final.action!r:.120} wins: {remedy}",
     )
 
 
-def _last_step(env: gym.Env[str, str], final: _Final, action: str) -> Step | None:
-    """Return the step of an action in place of the last one; None if it raised."""
-    try:
-        return play(env, final.seed, repeat([*final.before, action]))[len(final.before)]
-    except Exception:  # `never_raises` and `withstands_fuzzing` report it
-        return None
+def _with_last(subject: Subject, env: gym.Env[str, str], final: _Final, action: str) -> Trace | None:
+    """Return the episode with an action in place of the last one; None if it raised."""
+    actions = [*final.before, action]
+    trace = subject.traced(env, final.seed, repeat(actions), most=len(actions))
+    return trace if len(trace.steps) == len(actions) else None  # `never_raises` and `withstands_fuzzing` report it
 
 
 def _forms(task: TextEnv, final: _Final, shown: str) -> Iterator[tuple[str, str]]:
@@ -242,13 +285,13 @@ def _is_default(task: TextEnv) -> bool:
     return type(task).parse_reply is TextEnv.parse_reply
 
 
-def _wrong_answer(env: gym.Env[str, str], final: _Final, finals: list[_Final]) -> str | None:
+def _wrong_answer(subject: Subject, env: gym.Env[str, str], final: _Final, finals: list[_Final]) -> str | None:
     """Return an answer that is right for another problem and wrong for this one; None if no episode has one."""
     for other in finals:
         if _items(other.answer) <= _items(final.answer):  # both together would say no more than the right one
             continue
-        last = _last_step(env, final, final.with_answer(other.answer))
-        if last is not None and not last.is_win:
+        trace = _with_last(subject, env, final, final.with_answer(other.answer))
+        if trace is not None and not subject.is_win(trace):
             return other.answer
     return None
 
@@ -269,12 +312,13 @@ def _hedges(right: str, wrong: str | None) -> Iterator[str]:
         yield f"The answer is {first}. The answer is {second}."
 
 
-def _hedges_in_form(task: TextEnv, final: _Final, wrong: str | None) -> Iterator[str]:
-    denials = [denial.format(final.answer) for denial in _DENIALS] if task.plain_answer is not str.strip else []
+def _hedges_in_form(task: Any, final: _Final, wrong: str | None) -> Iterator[str]:
+    is_literal = isinstance(task, TextEnv) and task.plain_answer is str.strip
+    denials = [] if is_literal else [denial.format(final.answer) for denial in _DENIALS]
     for text in (*_hedges(final.answer, wrong), *denials):
         action = final.with_answer(text)
-        if _is_default(task) or task.parse_reply(action).answer == text:
+        if not isinstance(task, TextEnv) or _is_default(task) or task.parse_reply(action).answer == text:
             yield action
-    if wrong is not None and _is_default(task):
+    if wrong is not None and isinstance(task, TextEnv) and _is_default(task):
         both = [final.action, final.with_answer(wrong)]
         yield from ("\n".join(both), "\n".join(both[::-1]))

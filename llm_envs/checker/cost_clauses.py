@@ -1,13 +1,12 @@
-"""Checks of `certify` about what an environment costs: time, memory, crashes, endless episodes, and learning.
+"""Clauses about what an environment costs: time and memory, and whether a model learns from it.
 
-Each check takes the candidate and returns its findings; `Inapplicable` if there is nothing to examine. If the check
+Each clause takes the subject and returns its findings; `Inapplicable` if there is nothing to examine. If the clause
 does not hold, it raises `BrokenClause` with the fault and the remedy.
 """
 
 from __future__ import annotations
 
 import gc
-import random
 import threading
 import time
 import tracemalloc
@@ -18,16 +17,13 @@ from statistics import median
 
 import gymnasium as gym
 
-from llm_envs.checker.candidate import Candidate, Trace
-from llm_envs.checker.certify_scores import hostile_policy, random_policy
-from llm_envs.checker.hostile import hostile_actions, mutate
-from llm_envs.checker.subject import BrokenClause, Inapplicable, repeat, require
+from llm_envs.checker.episodes import repeat
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import Inapplicable, require
 
 __all__ = [
-    "ends_every_episode",
     "improves_a_model",
     "keeps_no_memory",
-    "raises_on_no_action",
     "reads_long_replies_quickly",
     "releases_what_it_opens",
     "resets_in_time",
@@ -47,28 +43,28 @@ _LEAST_GAIN = 0.05
 """Least rise of the mean return that counts as learning."""
 
 
-def resets_in_time(candidate: Candidate) -> str:
+def resets_in_time(subject: Subject) -> str:
     """The median reset takes no longer than `max_reset_s`."""
     taken = []
-    for seed in range(candidate.settings.n_episodes):
+    for seed in range(subject.effort.n_seeds):
         started = time.perf_counter()
-        candidate.env.reset(seed=seed)
+        subject.env.reset(seed=seed)
         taken.append(time.perf_counter() - started)
     require(
-        median(taken) <= candidate.settings.max_reset_s,
-        f"a reset takes {median(taken):.2f} s, {candidate.settings.max_reset_s:g} s allowed: make what does not change "
+        median(taken) <= subject.settings.max_reset_s,
+        f"a reset takes {median(taken):.2f} s, {subject.settings.max_reset_s:g} s allowed: make what does not change "
         "once, in __init__",
     )
     return f"{median(taken) * 1000:.1f} ms"
 
 
-def steps_in_time(candidate: Candidate) -> str:
+def steps_in_time(subject: Subject) -> str:
     """No step takes longer than `max_step_s`."""
-    most_s, slowest, what = _most_step_s(candidate), 0.0, ""
-    for seed, trace in enumerate(candidate.references):
+    most_s, slowest, what = _most_step_s(subject), 0.0, ""
+    for seed, trace in enumerate(subject.references):
         tries: list[Sequence[float]] = []
         for _ in range(_N_TIMED):
-            tries.append(_step_times(candidate, candidate.env, seed, trace.actions))
+            tries.append(_step_times(subject, subject.env, seed, trace.actions))
             if max(tries[-1], default=0.0) <= most_s:
                 break
         for turn, times in enumerate(zip(*tries, strict=False)):
@@ -81,11 +77,11 @@ def steps_in_time(candidate: Candidate) -> str:
     return f"{slowest * 1000:.1f} ms at most"
 
 
-def _most_step_s(candidate: Candidate) -> float:
-    return candidate.settings.max_step_s * (10 if getattr(candidate.env.unwrapped, "blocking", False) else 1)
+def _most_step_s(subject: Subject) -> float:
+    return subject.settings.max_step_s * (10 if getattr(subject.env.unwrapped, "blocking", False) else 1)
 
 
-def _step_times(candidate: Candidate, env: gym.Env[str, str], seed: int, actions: Sequence[str]) -> list[float]:
+def _step_times(subject: Subject, env: gym.Env[str, str], seed: int, actions: Sequence[str]) -> list[float]:
     env.reset(seed=seed)
     times = []
     for action in actions:
@@ -95,20 +91,20 @@ def _step_times(candidate: Candidate, env: gym.Env[str, str], seed: int, actions
     return times
 
 
-def reads_long_replies_quickly(candidate: Candidate) -> str:
+def reads_long_replies_quickly(subject: Subject) -> str:
     """The time for a reply of 20,000 words stays below a second more than a step may take."""
-    most_s = _most_step_s(candidate) + _MOST_LONG_S
+    most_s = _most_step_s(subject) + _MOST_LONG_S
     taken = 0.0
     for n_words in _LONG_WORDS:
         for text in ("word " * n_words, "<answer>" * (n_words // 2), "(" * n_words, "9" * n_words, " " * n_words):
             times = []
             for _ in range(_N_TIMED):
-                candidate.env.reset(seed=0)
+                subject.env.reset(seed=0)
                 started = time.perf_counter()
                 try:
-                    candidate.env.step(text)
+                    subject.env.step(text)
                 except Exception:
-                    return Inapplicable("a long reply raises, which the check of robustness reports")
+                    return Inapplicable("a long reply raises, which `never_raises` reports")
                 times.append(time.perf_counter() - started)
                 if times[-1] <= most_s:
                     break
@@ -121,19 +117,19 @@ def reads_long_replies_quickly(candidate: Candidate) -> str:
     return f"{taken * 1000:.0f} ms at most"
 
 
-def keeps_no_memory(candidate: Candidate) -> str:
+def keeps_no_memory(subject: Subject) -> str:
     """Episodes of the same seeds keep no more than `max_growth_bytes` each after the next one has begun."""
-    actions = [trace.actions for trace in candidate.references]
+    actions = [trace.actions for trace in subject.references]
 
     def play(env: gym.Env[str, str], n_episodes: int) -> None:
         for number in range(n_episodes):
             seed = number % len(actions)
-            candidate.play(env, seed, repeat(actions[seed]), most=len(actions[seed]))
+            subject.traced(env, seed, repeat(actions[seed]), most=len(actions[seed]))
 
     was_tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     try:
-        with closing(candidate.make()) as env:
+        with closing(subject.make()) as env:
             play(env, _WARM_UP)
             sizes = []
             for n_episodes in (0, _WINDOW, _WINDOW):
@@ -145,21 +141,21 @@ def keeps_no_memory(candidate: Candidate) -> str:
             tracemalloc.stop()
     growth = min(sizes[1] - sizes[0], sizes[2] - sizes[1]) / _WINDOW
     require(
-        growth <= candidate.settings.max_growth_bytes,
-        f"each episode keeps {growth:,.0f} bytes for good, {candidate.settings.max_growth_bytes:,} allowed: drop an "
+        growth <= subject.settings.max_growth_bytes,
+        f"each episode keeps {growth:,.0f} bytes for good, {subject.settings.max_growth_bytes:,} allowed: drop an "
         "episode's data in reset()",
     )
     return f"{max(0.0, growth):,.0f} bytes an episode"
 
 
-def releases_what_it_opens(candidate: Candidate) -> str:
+def releases_what_it_opens(subject: Subject) -> str:
     """Environments that are closed leave no open files and no threads."""
-    seed, actions = 0, candidate.references[0].actions
+    seed, actions = 0, subject.references[0].actions
 
     def use(n_made: int) -> None:
         for _ in range(n_made):
-            env = candidate.make()
-            candidate.play(env, seed, repeat(actions), most=len(actions))
+            env = subject.make()
+            subject.traced(env, seed, repeat(actions), most=len(actions))
             env.close()
         gc.collect()
 
@@ -181,52 +177,12 @@ def _n_open() -> tuple[int, int]:
     return sum(1 for _ in files.iterdir()) if files.is_dir() else 0, threading.active_count()
 
 
-def raises_on_no_action(candidate: Candidate) -> str:
-    """No hostile or damaged action makes the environment raise."""
-    candidate.env.reset(seed=0)
-    tools = getattr(candidate.env.unwrapped, "tools", None) or ()
-    hostile = hostile_actions(tools)
-    for name, act in hostile.items():
-        trace = candidate.play(candidate.env, 0, hostile_policy(act, 0))
-        _require_no_error(f"the action {name!r}", trace)
-    rng = random.Random(0)
-    for trace in candidate.references:
-        for action in trace.actions:
-            damaged = mutate(action, rng)
-            played = candidate.play(candidate.env, 0, repeat([damaged], damaged), most=2)
-            _require_no_error(f"the action {damaged[:60]!r}", played)
-    for seed, trace in enumerate(candidate.references):
-        _require_no_error(f"seed {seed}: the action {trace.raised_by!r:.60}", trace)
-    return f"{len(hostile)} kinds of hostile action"
-
-
-def _require_no_error(what: str, trace: Trace) -> None:
-    if trace.raised_by is not None:
-        error = f"{type(trace.error).__name__}: {trace.error}"
-        raise BrokenClause(f"{what} raised {error}: answer with an error observation") from trace.error
-
-
-def ends_every_episode(candidate: Candidate) -> str:
-    """Every episode ends within `max_turns`, whatever the agent writes."""
-    longest = 0
-    for name, policy in {"hello": repeat([], "hello"), "": repeat([], ""), "probes": random_policy(1)}.items():
-        trace = candidate.play(candidate.env, 0, policy, most=candidate.max_turns)
-        if trace.raised_by is not None:
-            return Inapplicable("an action raises, which the check of crashes reports")
-        longest = max(longest, len(trace.steps))
-        require(
-            trace.is_over,
-            f"an episode of {name!r} was not over after {candidate.max_turns} turns: truncate it, or declare max_turns",
-        )
-    return f"{longest} turns at most"
-
-
-def improves_a_model(candidate: Candidate) -> str:
+def improves_a_model(subject: Subject) -> str:
     """A training by the given learner raises the mean return."""
-    learner = candidate.settings.learner
+    learner = subject.settings.learner
     if learner is None:
         return Inapplicable("off: give Settings(learner=...), on the command line --learn")
-    before, after = learner(candidate.make)
+    before, after = learner(subject.make)
     require(
         after >= before + _LEAST_GAIN,
         f"the mean return was {before:.3f} before the training and {after:.3f} after it, {_LEAST_GAIN:g} more "

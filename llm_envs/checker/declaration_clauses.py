@@ -1,6 +1,6 @@
 """Clauses about a task's declarations, its docstring, and its use by Gymnasium.
 
-Each clause takes the task under test and returns its findings. If the clause does not hold, it raises `BrokenClause`
+Each clause takes the subject and returns its findings. If the clause does not hold, it raises `BrokenClause`
 with the fault and the remedy.
 """
 
@@ -10,17 +10,17 @@ import inspect
 import json
 import math
 import pickle
-import random
 import time
 import warnings
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
-from llm_envs.checker.subject import EXCUSABLE, BrokenClause, Subject, ask_oracle, play, problem_of, require, unwrap
+from llm_envs.checker.episodes import problem_of, unwrap
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.verdicts import EXCUSABLE, BrokenClause, require
 from llm_envs.errors import InvalidConfigError
 from llm_envs.spaces import TextSpace
 
@@ -32,7 +32,6 @@ __all__ = [
     "has_docstring_headings",
     "is_made",
     "is_vectorized",
-    "leaves_global_randomness_alone",
     "passes_gymnasium_check",
     "pickles",
     "plays_given_problems",
@@ -48,6 +47,10 @@ _FEWEST_WORDS = 5
 
 def is_made(subject: Subject) -> str:
     """`gymnasium.make` gives a `TextEnv` with the shared text spaces."""
+    require(
+        subject.is_task,
+        f"{type(subject.env.unwrapped).__name__} is not an llm_envs.TextEnv: subclass it, or one of its subclasses",
+    )
     task = subject.task
     for name in ("observation_space", "action_space"):
         space = getattr(task, name)
@@ -145,23 +148,6 @@ def plays_given_problems(subject: Subject) -> str:
                 got == wanted, f"the problem {problem} gives {got[:80]!r} when given, but {wanted[:80]!r} when drawn"
             )
     return "given problems give the same observation"
-
-
-def leaves_global_randomness_alone(subject: Subject) -> str:
-    """No episode draws from or seeds `random` and `numpy.random`."""
-    kept = random.getstate(), np.random.get_state()
-    try:
-        # A state that we choose, so that this also notices a task that seeds with a constant.
-        random.seed(987654321)
-        np.random.seed(987654321)
-        before = random.getstate(), pickle.dumps(np.random.get_state())
-        play(subject.make(), 0, ask_oracle)
-        after = random.getstate(), pickle.dumps(np.random.get_state())
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
-    require(before == after, "an episode changed the global random state: draw only from self.np_random")
-    return "random and numpy.random are unchanged"
 
 
 def is_vectorized(subject: Subject) -> str:
