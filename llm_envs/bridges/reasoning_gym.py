@@ -23,7 +23,7 @@ from llm_envs.env import Difficulty, Outcome, SingleTurnEnv
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, NoOracleError
 from llm_envs.problems import check_choice
 from llm_envs.processes import Shared
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+from llm_envs.sandbox.scorer import BoundedScorer
 
 __all__ = ["ReasoningGymEnv"]
 

@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 
 from llm_envs.errors import MissingExtraError, SandboxError
-from llm_envs.processes import LONGEST, StartWatch
+from llm_envs.processes import StartWatch
+from llm_envs.processes.deadline import LONGEST
 
 __all__ = ["Loader", "Worker"]
 

@@ -4,7 +4,7 @@
    code: between runs its variables are a few kilobytes of bytes here. Any number of sessions share the workers.
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
-3. The worker enforces the limits, except that of time: a thread here kills a worker that is over it (`time_limit`). A
+3. The worker enforces the limits, except that of time: a thread here kills a worker that is over it (`deadline`). A
    busy machine is not the code's fault: a worker that did not start, or died, is replaced and the code runs again; one
    that had no processor gets more time. After `_ATTEMPTS` runs, or the longest time, it raises `SandboxError`.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
@@ -31,7 +31,8 @@ from datetime import UTC, datetime
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import LONGEST, forget_after_fork, processors
+from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
 from llm_envs.sandbox.base import (
     CLOCK,
     FLOOD_FACTOR,
@@ -46,7 +47,6 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
-from llm_envs.sandbox.time_limit import TimeLimit, TimeLimits
 
 __all__ = ["MontySandbox", "MontySession"]
 

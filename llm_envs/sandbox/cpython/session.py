@@ -51,7 +51,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.processes import LONGEST, StartWatch, children_of, cpu_seconds
+from llm_envs.processes import StartWatch, children_of, cpu_seconds
+from llm_envs.processes.deadline import ENOUGH, LONGEST, STEP
 from llm_envs.sandbox.base import (
     CLOCK,
     FLOOD_FACTOR,
@@ -65,7 +66,6 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.cpython.seccomp import build_filter
-from llm_envs.sandbox.time_limit import ENOUGH, STEP
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 

@@ -35,8 +35,6 @@ IDLE_S = 60.0
 """Seconds without processor time after which a starting process counts as stuck."""
 START_CPU_S = 120.0
 """Processor time after which a start counts as an endless loop. Usual is 1 s, or 5 s before anything is compiled."""
-LONGEST = 30
-"""Longest time of a run that had no processor, in multiples of its time limit."""
 START_WALL_S = 900.0
 """Longest start in wall time, for systems that do not report processor times and for a process that polls."""
 

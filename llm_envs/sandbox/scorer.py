@@ -21,11 +21,11 @@ from typing import Any
 
 from llm_envs.errors import SandboxError
 from llm_envs.processes import Shared, forget_after_fork
-from llm_envs.sandbox.time_limit import TimeLimits
+from llm_envs.processes.deadline import TimeLimits
 
 __all__ = ["BoundedScorer"]
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(__file__).parents[1] / "processes" / "child.py"
 _time_limits = Shared(TimeLimits)
 
 

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from llm_envs.processes import LONGEST
-from llm_envs.sandbox.time_limit import TimeLimits
+from llm_envs.processes.deadline import LONGEST, TimeLimits
 
 
 @pytest.fixture

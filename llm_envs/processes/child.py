@@ -1,4 +1,4 @@
-"""The child process of `bounded.py`: loads a scorer, then answers requests, one line of JSON each.
+"""The child process of `sandbox.scorer`: loads a scorer, then answers requests, one line of JSON each.
 
     python -P child.py SCRIPT LIFELINE
 

@@ -14,14 +14,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llm_envs.processes import LONGEST, cpu_seconds, forget_after_fork
+from llm_envs.processes import cpu_seconds, forget_after_fork
 
-__all__ = ["ENOUGH", "STEP", "TimeLimit", "TimeLimits"]
+__all__ = ["ENOUGH", "LONGEST", "STEP", "TimeLimit", "TimeLimits"]
 
 ENOUGH = 0.9
 """Share of its limit that a run must have had on a processor. Below 1: on a free machine, too, a little is lost."""
 STEP = 0.25
 """How much more time it gets before the next look, in multiples of its time limit."""
+LONGEST = 30
+"""Longest time of a run that had no processor, in multiples of its time limit."""
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Windows has no SIGKILL; there `os.kill` ends the process with any signal."""
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llm_envs.errors import SandboxError
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+from llm_envs.sandbox.scorer import BoundedScorer
 
 SCRIPT = """
 import os, re, socket, subprocess
@@ -103,7 +103,7 @@ def test_a_scorer_without_a_processor_is_an_error_and_no_answer(scorer):
 HOST = """
 import sys
 from pathlib import Path
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+from llm_envs.sandbox.scorer import BoundedScorer
 
 scorer = BoundedScorer(Path(sys.argv[1]))
 print(scorer.ask({"n": 1}, 60.0)["pid"], flush=True)
