@@ -21,18 +21,19 @@ from __future__ import annotations
 import base64
 import json
 import os
-import struct
-import subprocess
+import socket
 import sys
 import threading
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
 from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes.child import end_with_host, receive, send
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
+from llm_envs.processes.peer import Peer
 from llm_envs.sandbox.base import (
     CLOCK,
     FLOOD_FACTOR,
@@ -61,7 +62,7 @@ _TRACEBACK_CHARACTERS = 2_000
 """Longest traceback: its end names the exception."""
 
 _LEFT_BEHIND: list[Any] = []
-"""Pools and helpers of the parent process, in a forked child: dropped there, they would end the parent's workers."""
+"""Pools of the parent process, in a forked child: dropped there, they would end the parent's workers."""
 _started_in: int | None = None
 """The process in which pydantic-monty has started threads. A forked copy of it has none, and would wait for ever."""
 _Fed = tuple[dict[str, Any], bytes | None]
@@ -98,7 +99,9 @@ class MontySandbox:
 
     def forget(self) -> None:
         """Start over in a forked child, leaving the parent's workers to the parent."""
-        _LEFT_BEHIND.extend([self._pool, *self._helpers])
+        _LEFT_BEHIND.append(self._pool)
+        for helper in self._helpers:
+            helper.forget()
         self._lock = threading.Lock()
         self._pool = None
         self._helpers = []
@@ -377,7 +380,7 @@ class _Printed:
         return "".join(self._kept)
 
 
-class _Helper:
+class _Helper(Peer):
     """A process with our code that runs one feed at a time, for a process in which pydantic-monty cannot run.
 
     Both ends trust each other: the model's code stays in pydantic-monty's worker, below the helper.
@@ -386,28 +389,18 @@ class _Helper:
     def __init__(self, limits: SandboxLimits) -> None:
         python_path = os.pathsep.join(path for path in sys.path if path)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _HELPER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                env=os.environ | {"PYTHONPATH": python_path},
-            )
+            arguments = ["-c", _HELPER, json.dumps(asdict(limits))]
+            super().__init__(arguments, stdout=2, env=os.environ | {"PYTHONPATH": python_path})
         except OSError as error:
             raise SandboxError(f"a process for pydantic-monty cannot be started: {error}") from error
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
-        self._send(asdict(limits))
 
     def feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
         """Have the helper run code; see `MontySandbox._feed`."""
         try:
-            self._send({"limits": asdict(limits), "seed": seed, "state": _as_text(state), "code": code})
-            reply = _read_frame(self._replies)
+            reply = self.ask({"limits": asdict(limits), "seed": seed, "state": _as_text(state), "code": code})
         except BaseException as error:  # interrupted, or the helper is gone: its next reply would be to this request
             self.close()
-            if isinstance(error, (OSError, EOFError)):
+            if isinstance(error, OSError):
                 raise SandboxError("the process that runs pydantic-monty has ended.") from error
             raise
         if "failed" in reply:
@@ -415,46 +408,24 @@ class _Helper:
             raise SandboxError(reply["failed"])
         return reply["outcome"], _as_bytes(reply["state"])
 
-    def close(self) -> None:
-        """End the process, and with it its workers."""
-        for pipe in (self._requests, self._replies):
-            pipe.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        _write_frame(self._requests, message)
-
 
 def serve() -> None:
-    """Run the requests of a forked process until it closes the pipe. Called in a helper process."""
-    requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(2, 1)
-    try:
-        with MontySandbox(n_workers=1, limits=SandboxLimits(**_read_frame(requests))) as sandbox:
-            while True:
-                request = _read_frame(requests)
-                limits, state = SandboxLimits(**request["limits"]), _as_bytes(request["state"])
-                try:
-                    outcome, state = sandbox._feed(limits, request["seed"], state, request["code"])
-                    _write_frame(replies, {"outcome": outcome, "state": _as_text(state)})
-                except Exception as error:
-                    _write_frame(replies, {"failed": f"{type(error).__name__}: {error}"})
-    except (EOFError, BrokenPipeError):
-        return
-
-
-def _write_frame(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
-    unsent = memoryview(struct.pack("!Q", len(data)) + data)
-    while unsent:
-        unsent = unsent[pipe.write(unsent) :]
-
-
-def _read_frame(pipe: IO[bytes]) -> dict[str, Any]:
-    (size,) = struct.unpack("!Q", _read_exactly(pipe, 8))
-    message: dict[str, Any] = json.loads(_read_exactly(pipe, size))
-    return message
+    """Run the requests of a forked process until it closes the connection. Called in a helper process."""
+    limits, lifeline = sys.argv[-2:]
+    end_with_host(int(lifeline))
+    with socket.socket(fileno=os.dup(0)) as host, _rebuild(1, SandboxLimits(**json.loads(limits))) as sandbox:
+        while True:
+            try:
+                request = receive(host)
+            except OSError:
+                return
+            try:
+                limits_of, state = SandboxLimits(**request["limits"]), _as_bytes(request["state"])
+                outcome, state = sandbox._feed(limits_of, request["seed"], state, request["code"])
+                reply = {"outcome": outcome, "state": _as_text(state)}
+            except Exception as error:
+                reply = {"failed": f"{type(error).__name__}: {error}"}
+            send(host, reply)
 
 
 def _as_text(state: bytes | None) -> str | None:
@@ -463,16 +434,6 @@ def _as_text(state: bytes | None) -> str | None:
 
 def _as_bytes(state: str | None) -> bytes | None:
     return None if state is None else base64.b64decode(state)
-
-
-def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = pipe.read(size - len(data))
-        if not chunk:
-            raise EOFError("the pipe was closed")
-        data += chunk
-    return bytes(data)
 
 
 def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:
