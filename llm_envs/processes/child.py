@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 PROGRAM = __file__
 MAX_MEMORY = 2 << 30
@@ -85,12 +85,22 @@ def limit_memory(most: int) -> bool:
     return True
 
 
+def take_standard_input() -> socket.socket:
+    """Return the connection to the host; standard input is empty from now on."""
+    connection = socket.socket(fileno=os.dup(0))  # not inherited: a program would keep it open after this process
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return connection
+
+
 def end_with_host(lifeline: int) -> None:
     """Make this process and its group end when the other end of a pipe closes.
 
     On Linux the kernel does it, so it also works when no Python code can run: in a C call that holds the interpreter's
     lock, such as a regular expression that backtracks for ever. Elsewhere a thread does it.
     """
+    os.set_inheritable(lifeline, False)
     try:
         import fcntl
 
@@ -109,7 +119,7 @@ def _watch(lifeline: int, parent: int) -> None:
     end_group()
 
 
-def end_group() -> None:
+def end_group() -> NoReturn:
     """Kill this process and everything that it has started in its group."""
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -141,10 +151,7 @@ def serve(connection: socket.socket, scorer: Any) -> None:
 def main() -> None:
     """Load the scorer, report it, and fork a child for each connection."""
     end_with_host(int(sys.argv[2]))
-    control = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
+    control = take_standard_input()
     try:
         scorer = load_scorer(sys.argv[1])
     except Exception as error:

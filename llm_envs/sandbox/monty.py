@@ -21,7 +21,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
 from llm_envs.processes import forget_after_fork, processors
-from llm_envs.processes.child import end_with_host, receive, send
+from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
 from llm_envs.processes.peer import Peer
 from llm_envs.sandbox.base import (
@@ -413,7 +412,7 @@ def serve() -> None:
     """Run the requests of a forked process until it closes the connection. Called in a helper process."""
     limits, lifeline = sys.argv[-2:]
     end_with_host(int(lifeline))
-    with socket.socket(fileno=os.dup(0)) as host, _rebuild(1, SandboxLimits(**json.loads(limits))) as sandbox:
+    with take_standard_input() as host, _rebuild(1, SandboxLimits(**json.loads(limits))) as sandbox:
         while True:
             try:
                 request = receive(host)

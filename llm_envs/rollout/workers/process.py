@@ -2,13 +2,11 @@
 
 It is a fresh interpreter that imports `llm_envs` and nothing of the main module. So it starts in the same way under a
 script without a `__main__` guard, `python -c`, a notebook and `accelerate launch`, and unlike a fork it shares no lock,
-thread or GPU context with its parent. It has its own session and process group: Ctrl-C in a terminal does not reach it,
-and killing the group also kills the processes that the environment has started.
+thread or GPU context with its parent. Killing its group also kills the processes that the environment has started.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -19,15 +17,16 @@ import sys
 import time
 
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
-from llm_envs.processes import StartWatch, children_of
+from llm_envs.processes import StartWatch
+from llm_envs.processes.peer import end_group, start
 from llm_envs.rollout.workers.channel import Channel
 from llm_envs.rollout.workers.frames import KEY_BYTES, Frames
 
-__all__ = ["WorkerProcess", "end_group", "has_ended", "start_child"]
+__all__ = ["WorkerProcess", "has_ended", "start_child"]
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from llm_envs.rollout.workers.child import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from llm_envs.rollout.workers.child import main; main(int(sys.argv[2]))"
 )
 _ENDING_S = 0.2
 """Longest wait for the exit status of a process whose socket has closed."""
@@ -48,8 +47,8 @@ def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[by
     """Start a worker's process (`child`); return it and the end of a pipe: when that closes, the process is killed.
 
     Args:
-        control: Its end of the connection. It is closed here: held here, it would hide the process's death.
-        key: The key of its frames. It goes through the pipe, because others can read a process's arguments.
+        control: Its end of the connection. It is closed here.
+        key: The key of its frames. It goes through the pipe.
 
     Raises:
         WorkerDiedError: If it cannot be started.
@@ -57,33 +56,10 @@ def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[by
     if os.name != "posix":
         raise InvalidConfigError(f"workers need a POSIX system; this is {sys.platform}. Use workers=0.")
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
-    end, lifeline = os.pipe()
-    # -P: otherwise a json.py in the working folder would be imported before `_BOOT` sets the path.
-    command = [sys.executable, "-P", "-c", _BOOT, str(control.fileno()), str(end), json.dumps(folders)]
     try:
-        os.write(lifeline, key)
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(control.fileno(), end), start_new_session=True
-        )
-    except BaseException as error:
-        os.close(lifeline)
-        if isinstance(error, OSError):
-            raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
-        raise
-    finally:
-        control.close()
-        os.close(end)
-    return process, lifeline
-
-
-def end_group(pid: int) -> None:
-    """Kill a worker's process and all processes that it has started, without waiting."""
-    others = children_of(pid)  # before the kill: orphans get another parent and could not be found
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for other in others:  # those that started their own sessions are not in the process group
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(other, signal.SIGKILL)
+        return start(["-c", _BOOT, json.dumps(folders)], control, first=key)
+    except OSError as error:
+        raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
 
 
 class WorkerProcess(Channel):

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from llm_envs import __version__
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.processes.peer import end_group
 from llm_envs.rollout.workers.frames import Frames, challenge
-from llm_envs.rollout.workers.process import end_group, has_ended, start_child
+from llm_envs.rollout.workers.process import has_ended, start_child
 from llm_envs.rollout.workers.remote import CONNECT_S, keep_alive
 
 __all__ = ["EnvServer"]
