@@ -290,9 +290,9 @@ class _Feed:
         except (OSError, RuntimeError):
             if not outcome.get("error"):  # a worker that ended without a message
                 outcome = {"stopped": "crash"}
-        if limit is not None and limit.was_starved:
+        if limit is not None and limit.is_killed and limit.was_starved:
             raise SandboxError(
-                f"a worker had a processor for {limit.used_s:.1f} s of {limit.given_s:.1f} s. "
+                f"a worker had a processor for {limit.spent_s:.1f} s of {limit.given_s:.1f} s. "
                 "Is this machine overloaded?"
             )
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}

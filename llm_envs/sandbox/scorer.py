@@ -102,9 +102,9 @@ class BoundedScorer:
                     self._idle.append(child)
                 else:
                     child.close()
-        if limit.was_starved:
+        if limit.is_killed and limit.was_starved:
             raise SandboxError(
-                f"the scorer {self._script.name} had a processor for {limit.used_s:.1f} s of {limit.given_s:.1f} s. "
+                f"the scorer {self._script.name} had a processor for {limit.spent_s:.1f} s of {limit.given_s:.1f} s. "
                 "Is this machine overloaded?"
             )
         if is_done:

@@ -16,7 +16,8 @@
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
 6. A busy machine is not the code's fault. The time in which an interpreter waits for a processor does not count as
-   the run's. At `LONGEST` it raises `SandboxError`. Code that sleeps, or has stopped itself, does not wait.
+   the run's; at the longest it raises `SandboxError` (`processes.deadline`). Code that sleeps, or has stopped itself,
+   does not wait.
 7. A session with a seed is repeatable: its clock stands (`child.make_repeatable`), and an object's address in what it
    shows is written as `0x...`. Values that are addresses (`id`) and the operating system's own figures are not covered.
 8. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
@@ -52,7 +53,7 @@ from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.processes import StartWatch, children_of, cpu_seconds
-from llm_envs.processes.deadline import ENOUGH, LONGEST, STEP
+from llm_envs.processes.deadline import Deadline
 from llm_envs.sandbox.base import (
     CLOCK,
     FLOOD_FACTOR,
@@ -315,21 +316,20 @@ class _Child:
 
     def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:
         """Exchange until the time limit, in which time without a processor does not count."""
-        limit_s = left_s = self.limits.timeout_s
-        given_s = used_s = 0.0
-        start = _read_clock(self._process.pid)
-        while given_s < LONGEST * limit_s:
+        deadline = Deadline(self.limits.timeout_s)
+        left_s, start = deadline.limit_s, _read_clock(self._process.pid)
+        while left_s:
             stopped = exchange.run(left_s)
             now = _read_clock(self._process.pid) if stopped == "time" else None
             if start is None or now is None:
                 return stopped
-            given_s, left_s = given_s + left_s, STEP * limit_s
-            used_s = now.used_s - start.used_s
-            if max(used_s, given_s - (now.waited_s - start.waited_s)) >= ENOUGH * limit_s:
-                return stopped
+            left_s = deadline.extend(now.used_s - start.used_s, now.waited_s - start.waited_s)
+        if not deadline.was_starved:
+            return stopped
         self.close()
         raise SandboxError(
-            f"an interpreter had a processor for {used_s:.1f} s of {given_s:.1f} s. Is this machine overloaded?"
+            f"an interpreter had a processor for {deadline.spent_s:.1f} s of {deadline.given_s:.1f} s. "
+            "Is this machine overloaded?"
         )
 
     def _order(self, order: bytes) -> None:
