@@ -23,9 +23,9 @@ import json
 import os
 import sys
 import threading
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
@@ -33,19 +33,7 @@ from llm_envs.processes import forget_after_fork, processors
 from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
 from llm_envs.processes.peer import Peer
-from llm_envs.sandbox.base import (
-    CLOCK,
-    FLOOD_FACTOR,
-    NotRun,
-    SandboxLimits,
-    SandboxResult,
-    SandboxStop,
-    check_code,
-    compose,
-    cut_front,
-    describe,
-    run_in_thread,
-)
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop, cut_front
 from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
 
 __all__ = ["MontySandbox", "MontySession"]
@@ -139,7 +127,7 @@ class MontySandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings: another process has its own workers."""
-        return _rebuild, (self.n_workers, self.limits)
+        return partial(MontySandbox, n_workers=self.n_workers, limits=self.limits), ()
 
     def _feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
         """Run code on a worker, here or in a helper."""
@@ -184,43 +172,20 @@ class MontySandbox:
             raise SandboxError("the sandbox is closed; make a new one.")
 
 
-class MontySession:
+class MontySession(CodeSession):
     """One episode's variables, and the right to run code on a worker. Made by `MontySandbox.session`."""
 
     def __init__(self, sandbox: MontySandbox, limits: SandboxLimits, seed: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
-        self.limits = limits
+        super().__init__(limits, seed)
         self._sandbox = sandbox
-        self._seed = seed
         self._state: bytes | None = None
-        self._lock = threading.Lock()
-        self._is_closed = False
 
-    def run(self, code: str) -> SandboxResult:
-        """Run code; see `SandboxSession.run`."""
-        with self._lock:
-            if self._is_closed:
-                raise SandboxError("the session is closed; ask the sandbox for a new one.")
-            started = time.perf_counter()
-            try:
-                check_code(code, self.limits)
-            except NotRun as refusal:
-                text = f"{refusal.error}: {refusal}"
-                seconds = time.perf_counter() - started
-                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            outcome, self._state = self._sandbox._feed(self.limits, self._seed, self._state, code)
-            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+    def _outcome(self, code: str) -> dict[str, Any]:
+        outcome, self._state = self._sandbox._feed(self.limits, self._seed, self._state, code)
+        return outcome
 
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code without blocking the event loop."""
-        return await run_in_thread(self, code)
-
-    def close(self) -> None:
-        """Forget the variables."""
-        with self._lock:
-            self._is_closed = True
-            self._state = None
+    def _release(self) -> None:
+        self._state = None
 
 
 class _Feed:
@@ -412,7 +377,8 @@ def serve() -> None:
     """Run the requests of a forked process until it closes the connection. Called in a helper process."""
     limits, lifeline = sys.argv[-2:]
     end_with_host(int(lifeline))
-    with take_standard_input() as host, _rebuild(1, SandboxLimits(**json.loads(limits))) as sandbox:
+    own = SandboxLimits(**json.loads(limits))
+    with take_standard_input() as host, MontySandbox(n_workers=1, limits=own) as sandbox:
         while True:
             try:
                 request = receive(host)
@@ -433,10 +399,6 @@ def _as_text(state: bytes | None) -> str | None:
 
 def _as_bytes(state: str | None) -> bytes | None:
     return None if state is None else base64.b64decode(state)
-
-
-def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:
-    return MontySandbox(n_workers=n_workers, limits=limits)
 
 
 def _repeatable(seed: int) -> dict[str, Any]:

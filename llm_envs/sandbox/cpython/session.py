@@ -43,29 +43,18 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.processes import StartWatch, children_of, cpu_seconds
 from llm_envs.processes.deadline import Deadline
-from llm_envs.sandbox.base import (
-    CLOCK,
-    FLOOD_FACTOR,
-    NotRun,
-    SandboxLimits,
-    SandboxResult,
-    SandboxStop,
-    check_code,
-    compose,
-    describe,
-    run_in_thread,
-)
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop
 from llm_envs.sandbox.cpython.seccomp import build_filter
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
@@ -147,7 +136,8 @@ class SubprocessSandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings: another process has its own sessions."""
-        return _rebuild, (self.limits, self.isolation, self.python, self.packages)
+        settings = {name: getattr(self, name) for name in ("limits", "isolation", "python", "packages")}
+        return partial(SubprocessSandbox, **settings), ()
 
     def _probe(self) -> frozenset[str]:
         """Start one interpreter, to check that this works and which protections are active."""
@@ -156,42 +146,25 @@ class SubprocessSandbox:
         return frozenset(child.protections)
 
 
-class SubprocessSession:
+class SubprocessSession(CodeSession):
     """One episode's interpreter, started with its first run. Made by `SubprocessSandbox.session`."""
 
     def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
-        self.limits = limits
+        super().__init__(limits, seed)
         self._sandbox = sandbox
-        self._seed = seed
-        self._lock = threading.Lock()
         self._child: _Child | None = None
         self._has_run = False
-        self._is_closed = False
 
-    def run(self, code: str) -> SandboxResult:
-        """Run code; see `SandboxSession.run`."""
-        with self._lock:
-            if self._is_closed:
-                raise SandboxError("the session is closed; ask the sandbox for a new one.")
-            started = time.perf_counter()
-            try:
-                check_code(code, self.limits)
-            except NotRun as refusal:
-                text = f"{refusal.error}: {refusal}"
-                seconds = time.perf_counter() - started
-                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            child, is_new = self._ready_child()
-            outcome = child.run(code) | {"state_lost": is_new and self._has_run}
-            if self._seed is not None:
-                outcome |= {k: _ADDRESS.sub("0x...", text) for k, text in outcome.items() if isinstance(text, str)}
-            self._has_run = True
-            if outcome.get("stopped"):
-                child.close()
-                self._child = None
-                outcome["state_lost"] = True
-            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+    def _outcome(self, code: str) -> dict[str, Any]:
+        child, is_new = self._ready_child()
+        outcome = child.run(code) | {"state_lost": is_new and self._has_run}
+        if self._seed is not None:
+            outcome |= {k: _ADDRESS.sub("0x...", text) for k, text in outcome.items() if isinstance(text, str)}
+        self._has_run = True
+        if outcome.get("stopped"):
+            self._release()
+            outcome["state_lost"] = True
+        return outcome
 
     def _ready_child(self) -> tuple[_Child, bool]:
         """Return the interpreter, and whether the result must report that it is new."""
@@ -204,17 +177,10 @@ class SubprocessSession:
             return child, not told
         return child, False
 
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code without blocking the event loop."""
-        return await run_in_thread(self, code)
-
-    def close(self) -> None:
-        """End the interpreter, once the current run has ended."""
-        with self._lock:
-            self._is_closed = True
-            child, self._child = self._child, None
-            if child is not None:
-                child.close()
+    def _release(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
 class _Child:
@@ -505,7 +471,3 @@ def _folders_of(packages: Sequence[str]) -> list[str]:
     specs = filter(None, map(importlib.util.find_spec, packages))
     folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
     return [path for folder in folders for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
-
-
-def _rebuild(limits: SandboxLimits, isolation: Isolation, python: str, packages: tuple[str, ...]) -> SubprocessSandbox:
-    return SubprocessSandbox(limits=limits, isolation=isolation, python=python, packages=packages)
