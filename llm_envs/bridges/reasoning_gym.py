@@ -29,7 +29,7 @@ __all__ = ["ReasoningGymEnv"]
 
 _child = Shared(lambda: BoundedScorer(Path(__file__).with_name("reasoning_gym_scorer.py")))
 _START_S = 60.0
-"""Seconds for a new item; usual are 0.0001 to 1, and the first also waits for imports."""
+"""Seconds for a new item; usual are 0.0001 to 1."""
 _SCORE_S = 6.0
 """Seconds for a score; usual are 0.0001 to 1 (integrals)."""
 

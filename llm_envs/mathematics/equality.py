@@ -60,7 +60,7 @@ class MathChecker(BoundedScorer):
         Raises:
             MissingExtraError: If math-verify is not installed.
         """
-        if importlib.util.find_spec("math_verify") is None:
+        if self._loader is None and importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError(
                 "comparing formulas needs math-verify; install it with: pip install 'llm-envs[tools]'"
             )

@@ -43,13 +43,14 @@ def receive(connection: socket.socket, max_bytes: int | None = None) -> Any:
     Raises:
         OSError: If the connection ends, or the frame is longer than `max_bytes`.
     """
-    (size,) = struct.unpack("!Q", _read_exactly(connection, 8))
+    (size,) = struct.unpack("!Q", read_exactly(connection, 8))
     if max_bytes is not None and size > max_bytes:
         raise OSError(f"a frame of {size} bytes, of at most {max_bytes}")
-    return json.loads(_read_exactly(connection, size))
+    return json.loads(read_exactly(connection, size))
 
 
-def _read_exactly(connection: socket.socket, size: int) -> bytes:
+def read_exactly(connection: socket.socket, size: int) -> bytes:
+    """Read that many bytes; raise an `OSError` if the connection ends before."""
     data = bytearray()
     while len(data) < size:
         chunk = connection.recv(min(size - len(data), _CHUNK))

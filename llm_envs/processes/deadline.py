@@ -40,7 +40,7 @@ class Deadline:
     given_s: float = field(init=False)
     """Wall-clock time so far; at first the limit."""
     spent_s: float = field(default=0.0, init=False)
-    """What counts of it, as of the last `extend`."""
+    """The part of it that counts, as of the last `extend`."""
 
     def __post_init__(self) -> None:
         """Give it the limit."""

@@ -25,7 +25,7 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a Python process; return it and the end of a pipe: when that closes, the process ends.
 
-    The process leads a session of its own, so Ctrl-C in a terminal does not reach it. Its standard input is the
+    The process leads its own session, so Ctrl-C in a terminal does not reach it. Its standard input is the
     connection; its last argument is the descriptor of the pipe's other end, for `child.end_with_host`.
 
     Args:

@@ -87,7 +87,7 @@ class BoundedScorer:
         return self.try_to_answer(request, timeout_s)[0]
 
     def try_to_answer(self, request: dict[str, Any], timeout_s: float) -> tuple[Any, str]:
-        """Return the reply, and an empty text or the reason that there is none; see `ask`."""
+        """Return the reply and an empty text, or None and the reason; see `ask`."""
         with self._free:
             child, reply, is_done = self._take(), None, False
             try:
@@ -102,13 +102,13 @@ class BoundedScorer:
                     self._idle.append(child)
                 else:
                     child.close()
+        if is_done:
+            return reply, ""
         if limit.is_killed and limit.was_starved:
             raise SandboxError(
                 f"the scorer {self._script.name} had a processor for {limit.spent_s:.1f} s of {limit.given_s:.1f} s. "
                 "Is this machine overloaded?"
             )
-        if is_done:
-            return reply, ""
         return None, f"over the time limit of {timeout_s:.3g} s" if limit.is_killed else "it crashed"
 
     def close(self) -> None:
