@@ -14,46 +14,10 @@ from typing import Any
 from llm_envs.processes import StartWatch, children_of
 from llm_envs.processes.child import receive, send
 
-__all__ = ["Peer", "end_group", "start"]
+__all__ = ["Peer", "end_group"]
 
 _PULSE_S = 1.0
 """Seconds between checks of the progress of a starting process."""
-
-
-def start(
-    arguments: Sequence[str], connection: socket.socket, *, first: bytes = b"", **options: Any
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a Python process; return it and the end of a pipe: when that closes, the process ends.
-
-    The process leads its own session, so Ctrl-C in a terminal does not reach it. Its standard input is the
-    connection; its last argument is the descriptor of the pipe's other end, for `child.end_with_host`.
-
-    Args:
-        arguments: The interpreter's, behind `-P`: otherwise a json.py in the working folder would be imported.
-        connection: Its end of a connection. It is closed here: held here, it would hide the process's death.
-        first: Bytes that wait in the pipe: others can read a process's arguments.
-        options: Of `subprocess.Popen`.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
-    end, lifeline = os.pipe()
-    try:
-        os.write(lifeline, first)
-        process = subprocess.Popen(
-            [sys.executable, "-P", *arguments, str(end)],
-            stdin=connection.fileno(),
-            pass_fds=(end,),
-            start_new_session=True,
-            **options,
-        )
-    except BaseException:
-        os.close(lifeline)
-        raise
-    finally:
-        connection.close()
-        os.close(end)
-    return process, lifeline
 
 
 def end_group(pid: int) -> None:
@@ -67,28 +31,51 @@ def end_group(pid: int) -> None:
 
 
 class Peer:
-    """A Python process that exchanges frames with this one. Used by one thread at a time.
+    """A Python process of ours, with a connection and a lifeline. Used by one thread at a time.
+
+    It leads its own session, so Ctrl-C in a terminal does not reach it. Its standard input is the connection; its last
+    argument is the descriptor of a pipe's read end. When this process ends, that pipe closes, and the other one ends
+    (`child.end_with_host`).
 
     Args:
-        arguments: See `start`.
-        options: See `start`.
+        arguments: The interpreter's, behind `-P`: otherwise a json.py in the working folder would be imported.
+        ends: Both ends of the connection, ours first. The other one is closed here: held here, it would hide the
+            process's death. By default, those of a new pair.
+        first: Bytes that wait in the pipe: others can read a process's arguments.
+        options: Of `subprocess.Popen`.
 
     Raises:
         OSError: If it cannot be started.
     """
 
-    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
-        self.connection, theirs = socket.socketpair()
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        ends: tuple[socket.socket, socket.socket] | None = None,
+        *,
+        first: bytes = b"",
+        **options: Any,
+    ) -> None:
+        self.connection, theirs = ends or socket.socketpair()
+        end, lifeline = os.pipe()
+        self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
         try:
-            self._process, self._lifeline = start(arguments, theirs, **options)
+            self._lifeline.write(first)
+            command, given = [sys.executable, "-P", *arguments, str(end)], theirs.fileno()
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=given, pass_fds=(end,), start_new_session=True, **options
+            )
         except BaseException:
-            self.connection.close()
+            self.release()
             raise
+        finally:
+            theirs.close()
+            os.close(end)
 
     @property
     def pid(self) -> int:
         """The id of the process and of its group."""
-        return self._process.pid
+        return self.process.pid
 
     def wait_until_ready(self) -> Any:
         """Return the process's first frame.
@@ -119,14 +106,15 @@ class Peer:
     def close(self) -> None:
         """Kill the process and all that it has started, and wait for its end."""
         end_group(self.pid)
-        self._process.wait()
-        self._close_descriptors()
+        self.process.wait()
+        self.release()
 
     def forget(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
-        self._process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
-        self._close_descriptors()
+        self.process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
+        self.release()
 
-    def _close_descriptors(self) -> None:
+    def release(self) -> None:
+        """Close the descriptors; the process then ends too. Harmless when repeated."""
         self.connection.close()
-        os.close(self._lifeline)
+        self._lifeline.close()

@@ -18,11 +18,11 @@ import time
 
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
 from llm_envs.processes import StartWatch
-from llm_envs.processes.peer import end_group, start
+from llm_envs.processes.peer import Peer, end_group
 from llm_envs.rollout.workers.channel import Channel
 from llm_envs.rollout.workers.frames import KEY_BYTES, Frames
 
-__all__ = ["WorkerProcess", "has_ended", "start_child"]
+__all__ = ["WorkerProcess", "has_ended", "start_worker"]
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -43,11 +43,11 @@ _FOLDER = _working_folder()
 """The folder that "" in `sys.path` meant at the start."""
 
 
-def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a worker's process (`child`); return it and the end of a pipe: when that closes, the process is killed.
+def start_worker(ends: tuple[socket.socket, socket.socket], key: bytes) -> Peer:
+    """Start a worker's process (`child`).
 
     Args:
-        control: Its end of the connection. It is closed here.
+        ends: Both ends of its connection, ours first; see `Peer`.
         key: The key of its frames. It goes through the pipe.
 
     Raises:
@@ -57,7 +57,7 @@ def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[by
         raise InvalidConfigError(f"workers need a POSIX system; this is {sys.platform}. Use workers=0.")
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
     try:
-        return start(["-c", _BOOT, json.dumps(folders)], control, first=key)
+        return Peer(["-c", _BOOT, json.dumps(folders)], ends, first=key)
     except OSError as error:
         raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
 
@@ -70,20 +70,14 @@ class WorkerProcess(Channel):
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
         key = secrets.token_bytes(KEY_BYTES)
-        try:
-            self._process, lifeline = start_child(theirs, key)
-        except BaseException:
-            ours.close()
-            raise
-        self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
-        super().__init__(ours, Frames(key, "worker", is_host=True))
+        self._peer = start_worker(socket.socketpair(), key)
+        super().__init__(self._peer.connection, Frames(key, "worker", is_host=True))
 
     @property
     def pid(self) -> int:
         """The id of the process and of its process group."""
-        return self._process.pid
+        return self._peer.pid
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started, without waiting. Harmless when repeated."""
@@ -93,28 +87,27 @@ class WorkerProcess(Channel):
 
     def release(self) -> bool:
         """Release all resources; return whether the killed process has ended."""
-        self._close_descriptors()
+        self._peer.release()
         return self.reap(0.0)
 
     def reap(self, limit_s: float) -> bool:
         """Wait for the killed process; return whether it has ended."""
         try:
-            self._process.wait(max(limit_s, 0.0))
+            self._peer.process.wait(max(limit_s, 0.0))
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def forget(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
-        self._close_descriptors()
-        self._process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
+        self._peer.forget()
 
     def watch(self) -> StartWatch:
         """Return a watch of the process."""
         return StartWatch(self.pid)
 
     def _has_ended(self) -> bool:
-        return has_ended(self._process)
+        return has_ended(self._peer.process)
 
     def _ending(self) -> str:
         """Describe how the process ended."""
@@ -124,15 +117,11 @@ class WorkerProcess(Channel):
         if not self._has_ended():
             return "it closed its connection, and was killed"
         self.kill()  # before `wait` frees its process id, which is also that of the group
-        code = self._process.wait()
+        code = self._peer.process.wait()
         if code >= 0:
             return f"it exited with code {code}"
         name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
         return f"it was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
-
-    def _close_descriptors(self) -> None:
-        self._socket.close()
-        self._lifeline.close()
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

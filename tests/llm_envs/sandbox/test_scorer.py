@@ -112,7 +112,7 @@ def test_closing_ends_the_processes(scorer):
 def test_a_script_is_loaded_again_if_its_processes_were_killed(scorer):
     pid = scorer.ask({"n": 1}, 60.0)["pid"]
     os.killpg(scorer._loader.pid, signal.SIGKILL)
-    scorer._loader._process.wait()
+    scorer._loader.process.wait()
     wait_for_the_end_of(pid)
     assert scorer.ask({"n": 21}, 60.0)["double"] == 42
     assert scorer.n_loaded == 2
