@@ -2,6 +2,8 @@
 
 A starting process is judged by its progress and not by a timeout: on a busy machine, an import that usually takes a
 second may take a minute.
+
+`peer` is the host's side of a process of ours, `child` the other side, and `deadline` the limit of time of both.
 """
 
 from __future__ import annotations
