@@ -362,18 +362,12 @@ UNBOUNDED = [
 ]
 
 
-@pytest.mark.alone  # how far a limit is overrun is measured
 @pytest.mark.parametrize("answer", UNBOUNDED)
 def test_an_answer_without_end_is_undecided_in_time_and_the_next_check_works(checker, answer):
-    def overrun_s():
-        started = time.perf_counter()
-        comparison = checker.compare(answer, "5", timeout_s=0.3)
-        assert comparison.verdict == "undecided"
-        assert comparison.reason == "over the time limit of 0.3 s"
-        return time.perf_counter() - started - 0.3
-
-    assert any(overrun_s() < 1.0 for _ in range(5))  # the machine may be busy for once
+    comparison = checker.compare(answer, "5", timeout_s=0.3)  # without its limit, it takes for ever
+    assert (comparison.verdict, comparison.reason) == ("undecided", "over the time limit of 0.3 s")
     assert checker.compare("\\frac{10}{2}", "5", timeout_s=60)
+    assert checker.n_loaded == 1
 
 
 @pytest.mark.parametrize(
