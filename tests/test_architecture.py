@@ -48,8 +48,8 @@ def is_standard(module: str) -> bool:
 FLOORS: tuple[tuple[str, ...], ...] = (
     # The rooms of llm_envs, from the ground up. A room imports from lower floors only.
     ("errors", "processes", "types"),
-    ("mathematics", "parsers", "problems", "registration", "sandbox", "spaces", "tiny_model"),
-    ("chat", "tools"),
+    ("parsers", "problems", "registration", "sandbox", "spaces", "tiny_model"),
+    ("chat", "mathematics", "tools"),
     ("policies", "rewards"),
     ("env", "testing"),
     ("checker", "sources"),

@@ -14,7 +14,6 @@ import asyncio
 import inspect
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from llm_envs.agents.server import Endpoint
 from llm_envs.agents.task import EnvTask, TaskReport
 from llm_envs.errors import LLMEnvsError, MissingExtraError
 from llm_envs.processes import ended_with_this_process
+from llm_envs.processes.peer import end_group
 from llm_envs.rollout.workers.runner import Target, make_env
 
 __all__ = [
@@ -176,10 +176,7 @@ class AgentRun:
                 list(command), stdin=inputs, stdout=out, stderr=err, env=environment, start_new_session=True
             )
 
-            def kill() -> None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-
+            kill = partial(end_group, process.pid)
             on_cancel(kill)
             try:
                 with ended_with_this_process(process.pid):

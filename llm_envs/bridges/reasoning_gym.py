@@ -23,13 +23,13 @@ from llm_envs.env import Difficulty, Outcome, SingleTurnEnv
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, NoOracleError
 from llm_envs.problems import check_choice
 from llm_envs.processes import Shared
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+from llm_envs.sandbox.scorer import BoundedScorer
 
 __all__ = ["ReasoningGymEnv"]
 
 _child = Shared(lambda: BoundedScorer(Path(__file__).with_name("reasoning_gym_scorer.py")))
 _START_S = 60.0
-"""Seconds for a new item; usual are 0.0001 to 1, and the first also waits for imports."""
+"""Seconds for a new item; usual are 0.0001 to 1."""
 _SCORE_S = 6.0
 """Seconds for a score; usual are 0.0001 to 1 (integrals)."""
 

@@ -4,9 +4,7 @@ r"""Compare two mathematical answers: plain arithmetic here, everything else by 
    reads everything else as LaTeX, in a process in which sympy's use of `eval` is replaced
    (`llm_envs/mathematics/worker.py`).
 2. Every check ends. Inputs are limited in length and nesting, and a worker that exceeds `timeout_s` or its memory is
-   replaced. Such a check is "undecided", which is not equal.
-3. Any number of threads may check at once. Each check uses one worker, and waits if all are busy. One process loads
-   sympy, which takes a second, or many on a busy machine. The workers are its children, forked in milliseconds.
+   replaced (`sandbox.scorer`). Such a check is "undecided", which is not equal.
 
 Values are compared, so an answer that only restates the question ("37*24", "\sum_{n=1}^{100} n") equals its value. If
 that would be cheating in a task, the task must ask for a number and compare numbers.
@@ -14,17 +12,16 @@ that would be cheating in a task, the task must ask for a number and compare num
 
 from __future__ import annotations
 
-import atexit
+import importlib.util
 import math
-import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.mathematics.decisions import Verdict, decide, plain_value
-from llm_envs.mathematics.loader import Loader as _Loader
-from llm_envs.mathematics.loader import Worker as _Worker
-from llm_envs.processes import Shared, forget_after_fork, processors
+from llm_envs.processes import Shared, processors
+from llm_envs.sandbox.scorer import BoundedScorer
 
 __all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
 
@@ -44,8 +41,8 @@ class MathComparison:
         return self.verdict == "equal"
 
 
-class MathChecker:
-    """Worker processes in which math-verify compares answers. Most callers need only `compare_math`.
+class MathChecker(BoundedScorer):
+    """Child processes in which math-verify compares answers. Most callers need only `compare_math`.
 
     Args:
         n_workers: Largest number of comparisons at one time.
@@ -55,29 +52,19 @@ class MathChecker:
     """
 
     def __init__(self, n_workers: int = 2) -> None:
-        if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be an integer from 1.")
-        self.n_workers = n_workers
-        self.n_loaded = 0
-        """How often sympy was loaded: more than once only if its process was killed, or this one was forked."""
-        self._is_closed = False
-        self.forget()
-        forget_after_fork(self)
-
-    def forget(self) -> None:
-        """Start over in a forked child, leaving the parent's processes to the parent."""
-        for connection in (*getattr(self, "_idle", ()), getattr(self, "_loader", None)):
-            if connection is not None:
-                connection.forget()
-        self._free = threading.BoundedSemaphore(self.n_workers)
-        self._lock = threading.Lock()
-        self._start_lock = threading.Lock()
-        self._idle: list[_Worker] = []
-        self._loader: _Loader | None = None
+        super().__init__(Path(__file__).with_name("worker.py"), n_workers)
 
     def start(self) -> None:
-        """Start loading sympy, without waiting for it."""
-        self._started_loader()
+        """Start loading sympy, without waiting for it.
+
+        Raises:
+            MissingExtraError: If math-verify is not installed.
+        """
+        if self._loader is None and importlib.util.find_spec("math_verify") is None:
+            raise MissingExtraError(
+                "comparing formulas needs math-verify; install it with: pip install 'llm-envs[tools]'"
+            )
+        super().start()
 
     def compare(self, answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
         """Compare an answer with its target; see `compare_math`."""
@@ -88,85 +75,23 @@ class MathChecker:
 
         def ask(answer: str, target: str) -> tuple[Verdict, str]:
             nonlocal left_s
-            verdict, reason, seconds = self._ask(answer, target, left_s)
-            left_s = max(left_s - seconds, 0.01)
-            return verdict, reason
+            self.start()
+            reply, reason = self.try_to_answer({"answer": answer, "target": target}, left_s)
+            left_s = max(left_s - (timeout_s if reply is None else reply["seconds"]), 0.01)
+            if reply is None or reply["equal"] is None:
+                return "undecided", reason or reply["reason"]
+            return ("equal" if reply["equal"] else "different"), ""
 
         verdict, reason = decide(ask, answer, target)
         return MathComparison(verdict, reason, time.perf_counter() - started)
-
-    def close(self) -> None:
-        """End the workers. May be called again."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-            loader, self._loader = self._loader, None
-        for worker in idle:
-            worker.close()
-        if loader is not None:
-            loader.close()
 
     def __enter__(self) -> MathChecker:
         """Return the checker."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers."""
+        """End the processes."""
         self.close()
-
-    def _ask(self, answer: str, target: str, timeout_s: float) -> tuple[Verdict, str, float]:
-        """Return the verdict, the reason, and the seconds of processor time."""
-        with self._free:
-            worker = self._take()
-            try:
-                equal, reason, seconds = worker.ask(answer, target, timeout_s)
-            except BaseException:  # interrupted: the worker's result is no longer needed
-                worker.close()
-                raise
-            with self._lock:
-                if worker.is_alive and not self._is_closed:
-                    self._idle.append(worker)
-                else:
-                    worker.close()
-        if equal is not None:
-            return ("equal" if equal else "different"), "", seconds
-        return "undecided", reason, seconds
-
-    def _take(self) -> _Worker:
-        with self._lock:
-            self._check_open()
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.is_there():
-                    return worker
-                worker.close()
-        with self._start_lock:
-            try:
-                return self._started_loader().connect()
-            except OSError:  # it was killed: by the system, when memory ran out
-                self._drop_loader()
-                return self._started_loader().connect()
-            except SandboxError:
-                self._drop_loader()
-                raise
-
-    def _started_loader(self) -> _Loader:
-        with self._lock:
-            self._check_open()
-            if self._loader is None:
-                self._loader = _Loader()
-                self.n_loaded += 1
-            return self._loader
-
-    def _drop_loader(self) -> None:
-        with self._lock:
-            loader, self._loader = self._loader, None
-        if loader is not None:
-            loader.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise InvalidConfigError("the MathChecker is closed; make a new one.")
 
 
 def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
@@ -215,11 +140,5 @@ def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
     return bool(compare_math(answer, target, timeout_s=timeout_s))
 
 
-def _make_shared() -> MathChecker:
-    checker = MathChecker(processors())
-    atexit.register(checker.close)
-    return checker
-
-
-shared_checker = Shared(_make_shared)
+shared_checker = Shared(lambda: MathChecker(processors()))
 """Returns the `MathChecker` of this process."""

@@ -1,24 +1,14 @@
-"""The process in which math-verify compares formulas for `llm_envs.mathematics.equality`.
+"""The script with which math-verify compares formulas for `llm_envs.mathematics.equality`, in a bounded child.
 
-This is a script: it imports nothing of this package.
-
-The first process loads sympy once, and then only forks: one child for each connection that it receives, in
-milliseconds. A child answers requests, one line of JSON each, until its connection closes, or until a check takes too
-much processor time (a timer ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses
-to compile text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
+It imports nothing of this package; `processes/child.py` runs it. Input is never executed: an audit hook refuses to
+compile text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import math
-import os
 import re
-import resource
-import signal
-import socket
 import sys
 import time
 from functools import partial
@@ -45,23 +35,6 @@ _WARM_UP = (
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _DECIMALS = re.compile(r"\.([0-9]+)")
-_REFUSED: tuple[str, ...] = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.kill", "os.remove")
-_REFUSED += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "subprocess.", "socket.", "ctypes.", "pty.")
-_REFUSED += ("shutil.", "webbrowser.", "urllib.")
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-
-def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
-    """Allow imports and refuse other execution. This is an audit hook."""
-    if event == "compile":
-        filename = arguments[1]
-        if not (isinstance(filename, str) and filename.endswith(".py")):
-            raise PermissionError("text is not compiled here")
-    elif event == "open":
-        if arguments[2] & _WRITING:
-            raise PermissionError("files are not written here")
-    elif event.startswith(_REFUSED):
-        raise PermissionError(f"{event} is refused here")
 
 
 def read_number(text: str, *unused: Any, **unused_too: Any) -> Any:
@@ -82,20 +55,30 @@ def replace_eval() -> None:
     sympy_parser.eval_expr = read_number
 
 
-def answer_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Compare two expressions in LaTeX. `equal` is None if one of them cannot be read."""
+def answer(request: dict[str, str]) -> dict[str, Any]:
+    """Compare two expressions in LaTeX.
+
+    Returns:
+        `equal`, None if one of them cannot be read; `reason`, why; and `seconds` of processor time.
+    """
+    started = time.process_time()
+    try:
+        equal, reason = compare(request["answer"], request["target"])
+    except Exception as error:
+        equal, reason = None, type(error).__name__
+    return {"equal": equal, "reason": reason, "seconds": time.process_time() - started}
+
+
+def compare(answer: str, target: str) -> tuple[bool | None, str]:
+    """Return whether the two are equal, or None and the reason."""
     from math_verify import verify
 
-    parsed = []
-    for name in ("target", "answer"):
-        expression = read(request[name])
-        if expression is None:
-            return {"equal": None, "reason": f"the {name} cannot be read"}
-        parsed.append(expression)
-    target, answer = parsed
-    equal = bool(verify([target], [answer], float_rounding=FLOAT_DIGITS, timeout_seconds=None))
-    decimals = decimals_of(request["target"], request["answer"])
-    return {"equal": equal and not is_rounded_away(target, answer, decimals), "reason": ""}
+    right = read(target)
+    given = None if right is None else read(answer)
+    if given is None:
+        return None, f"the {'target' if right is None else 'answer'} cannot be read"
+    is_equal = bool(verify([right], [given], float_rounding=FLOAT_DIGITS, timeout_seconds=None))
+    return is_equal and not is_rounded_away(right, given, decimals_of(target, answer)), ""
 
 
 def read(text: str) -> Any:
@@ -145,61 +128,6 @@ def load() -> None:
     importlib.import_module("sympy.solvers.inequalities")
 
     for target, answer in _WARM_UP:
-        answer_request({"target": target, "answer": answer})
+        compare(answer, target)
     replace_eval()
-
-
-def limit_memory() -> bool:
-    """Limit the memory of this process and its children. Return whether the system does that: macOS does not."""
-    try:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = MAX_MEMORY if hard == resource.RLIM_INFINITY else min(MAX_MEMORY, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def serve(connection: socket.socket) -> None:
-    """Answer requests until the connection ends."""
     sys.setrecursionlimit(MAX_DEPTH)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    sys.addaudithook(refuse_to_execute)
-    with connection.makefile("rb") as requests:
-        for line in requests:
-            request = json.loads(line)
-            started = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, request["timeout_s"])
-            try:
-                answer = answer_request(request)
-            except Exception as error:
-                answer = {"equal": None, "reason": type(error).__name__}
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            answer["seconds"] = time.process_time() - started
-            connection.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def main() -> None:
-    """Load sympy, report whether memory is limited, and fork a child for each connection."""
-    control = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
-    load()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code waits for the children
-    control.sendall(b"+" if limit_memory() else b"-")
-    while True:
-        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not descriptors:
-            return
-        if not os.fork():
-            with contextlib.suppress(BaseException):
-                control.close()
-                serve(socket.socket(fileno=descriptors[0]))
-            os._exit(0)
-        os.close(descriptors[0])
-
-
-if __name__ == "__main__":
-    main()

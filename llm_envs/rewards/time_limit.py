@@ -4,6 +4,9 @@ In the main thread the function runs where it always ran, and the alarm signal i
 regular expressions. In another thread, which no signal reaches, it runs in a daemon thread that is left behind. An
 asynchronous function is cancelled.
 
+Time without a processor does not count (`processes.deadline`), up to half of the limit: other processes of a training
+may wait for this one.
+
 Code that neither ends (a library that ignores signals and holds Python's lock) is ended with its process, `GRACE_S`
 later, and Python prints where it was.
 """
@@ -23,6 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from llm_envs.errors import InvalidConfigError, TimeLimitError
+from llm_envs.processes.deadline import Deadline, thread_clock
 from llm_envs.types import Message, Trajectory, TrajectoryGroup
 
 __all__ = ["GRACE_S", "limited"]
@@ -31,6 +35,8 @@ F = TypeVar("F")
 
 GRACE_S = 30.0
 """Seconds after the limit until the process is ended."""
+_LONGEST = 1.5
+"""Longest time of a call that had no processor, in multiples of its limit."""
 _AGAIN_S = 1.0
 """Seconds between two alarms, for code that catches the first one and continues."""
 
@@ -94,7 +100,7 @@ def _row(given: Any) -> str:
 def _run(call: Callable[[], Any], limit_s: float, late: Callable[[], TimeLimitError]) -> Any:
     # A thread of C that needs no lock of Python; a later call replaces it.
     if sys.__stderr__ is not None:
-        faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(_LONGEST * limit_s + GRACE_S, exit=True, file=sys.__stderr__)
     try:
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM"):
             return _run_here(call, limit_s, late)
@@ -115,10 +121,13 @@ async def _awaited(result: Awaitable[Any], limit_s: float, late: Callable[[], Ti
 
 def _run_here(call: Callable[[], Any], limit_s: float, late: Callable[[], TimeLimitError]) -> Any:
     is_running, has_rung, left_s, every_s = True, False, 0.0, 0.0
+    more_s = _extender(limit_s, threading.get_native_id())
 
     def ring(number: int, frame: Any) -> None:
         nonlocal has_rung
-        if is_running:
+        if is_running and not has_rung and (given_s := more_s()):
+            signal.setitimer(signal.ITIMER_REAL, given_s, _AGAIN_S)
+        elif is_running:
             has_rung = True
             raise _TooLate
 
@@ -151,10 +160,24 @@ def _run_beside(call: Callable[[], Any], limit_s: float, late: Callable[[], Time
     run = functools.partial(contextvars.copy_context().run, target)
     thread = threading.Thread(target=run, name="llm-envs-limited", daemon=True)  # the interpreter's exit ignores it
     thread.start()
-    thread.join(limit_s)
+    more_s, left_s = _extender(limit_s, thread.native_id), limit_s
+    while left_s:
+        thread.join(left_s)
+        left_s = more_s() if thread.is_alive() else 0.0
     if not outcome:
         raise late()
     ((result, error),) = outcome
     if error is not None:
         raise error
     return result
+
+
+def _extender(limit_s: float, thread: int | None) -> Callable[[], float]:
+    """Return a function that tells how much more time a call in a thread gets."""
+    deadline, start = Deadline(limit_s, _LONGEST), thread_clock(thread)
+
+    def more_s() -> float:
+        used_s, waited_s = (now - before for now, before in zip(thread_clock(thread), start, strict=True))
+        return deadline.extend(used_s, waited_s)
+
+    return more_s

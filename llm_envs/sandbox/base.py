@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, SandboxError
 
-__all__ = ["CRASHED", "NotRun", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
+__all__ = ["CRASHED", "CodeSession", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
 
 SandboxStop = Literal["time", "memory", "output", "crash"]
 """Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
@@ -103,14 +106,6 @@ class SandboxResult:
         return self.error is None
 
 
-class NotRun(Exception):
-    """Code that is not handed to an interpreter at all; carries the error's class name and its message."""
-
-    def __init__(self, error: str, message: str) -> None:
-        super().__init__(message)
-        self.error = error
-
-
 class SandboxSession(Protocol):
     """One episode's interpreter. Runs of one session are made one after the other, from any thread."""
 
@@ -171,17 +166,48 @@ class Sandbox(Protocol):
         ...
 
 
-async def run_in_thread(session: SandboxSession, code: str) -> SandboxResult:
-    """Run code on a thread; a cancelled call still runs to its end there, bounded by its limits."""
-    return await asyncio.to_thread(session.run, code)
+class CodeSession(ABC):
+    """A session of either backend: runs one after the other, with data as results."""
 
+    def __init__(self, limits: SandboxLimits, seed: int | None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InvalidConfigError(f"seed is {describe(seed)}; it must be an integer or None.")
+        self.limits = limits
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._is_closed = False
 
-def check_code(code: str, limits: SandboxLimits) -> None:
-    """Raise `NotRun` for code that no interpreter should see."""
-    if len(code) > limits.code_characters:
-        raise NotRun(
-            "CodeTooLongError", f"the code has {len(code)} characters; at most {limits.code_characters} are run"
-        )
+    @abstractmethod
+    def _outcome(self, code: str) -> dict[str, Any]:
+        """Run code and return the data for `compose`."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Release everything."""
+
+    def run(self, code: str) -> SandboxResult:
+        """Run code; see `SandboxSession.run`."""
+        with self._lock:
+            if self._is_closed:
+                raise SandboxError("the session is closed; ask the sandbox for a new one.")
+            started = time.perf_counter()
+            if len(code) > (most := self.limits.code_characters):
+                name = "CodeTooLongError"
+                text = f"{name}: the code has {len(code)} characters; at most {most} are run"
+                outcome: dict[str, Any] = {"printed": "", "traceback": text, "error": name}
+            else:
+                outcome = self._outcome(code)
+            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+
+    async def arun(self, code: str) -> SandboxResult:
+        """Run code on a thread; a cancelled call still runs to its end there, bounded by its limits."""
+        return await asyncio.to_thread(self.run, code)
+
+    def close(self) -> None:
+        """Release everything, once the current run has ended."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
 
 
 def compose(

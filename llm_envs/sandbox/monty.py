@@ -4,7 +4,7 @@
    code: between runs its variables are a few kilobytes of bytes here. Any number of sessions share the workers.
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
-3. The worker enforces the limits, except that of time: a thread here kills a worker that is over it (`time_limit`). A
+3. The worker enforces the limits, except that of time: a thread here kills a worker that is over it (`deadline`). A
    busy machine is not the code's fault: a worker that did not start, or died, is replaced and the code runs again; one
    that had no processor gets more time. After `_ATTEMPTS` runs, or the longest time, it raises `SandboxError`.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
@@ -21,32 +21,20 @@ from __future__ import annotations
 import base64
 import json
 import os
-import struct
-import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import IO, Any, cast
+from functools import partial
+from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import LONGEST, forget_after_fork, processors
-from llm_envs.sandbox.base import (
-    CLOCK,
-    FLOOD_FACTOR,
-    NotRun,
-    SandboxLimits,
-    SandboxResult,
-    SandboxStop,
-    check_code,
-    compose,
-    cut_front,
-    describe,
-    run_in_thread,
-)
+from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
+from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
+from llm_envs.processes.peer import Peer
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop, cut_front
 from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
-from llm_envs.sandbox.time_limit import TimeLimit, TimeLimits
 
 __all__ = ["MontySandbox", "MontySession"]
 
@@ -61,7 +49,7 @@ _TRACEBACK_CHARACTERS = 2_000
 """Longest traceback: its end names the exception."""
 
 _LEFT_BEHIND: list[Any] = []
-"""Pools and helpers of the parent process, in a forked child: dropped there, they would end the parent's workers."""
+"""Pools of the parent process, in a forked child: dropped there, they would end the parent's workers."""
 _started_in: int | None = None
 """The process in which pydantic-monty has started threads. A forked copy of it has none, and would wait for ever."""
 _Fed = tuple[dict[str, Any], bytes | None]
@@ -98,7 +86,9 @@ class MontySandbox:
 
     def forget(self) -> None:
         """Start over in a forked child, leaving the parent's workers to the parent."""
-        _LEFT_BEHIND.extend([self._pool, *self._helpers])
+        _LEFT_BEHIND.append(self._pool)
+        for helper in self._helpers:
+            helper.forget()
         self._lock = threading.Lock()
         self._pool = None
         self._helpers = []
@@ -137,7 +127,7 @@ class MontySandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings: another process has its own workers."""
-        return _rebuild, (self.n_workers, self.limits)
+        return partial(MontySandbox, n_workers=self.n_workers, limits=self.limits), ()
 
     def _feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
         """Run code on a worker, here or in a helper."""
@@ -182,43 +172,20 @@ class MontySandbox:
             raise SandboxError("the sandbox is closed; make a new one.")
 
 
-class MontySession:
+class MontySession(CodeSession):
     """One episode's variables, and the right to run code on a worker. Made by `MontySandbox.session`."""
 
     def __init__(self, sandbox: MontySandbox, limits: SandboxLimits, seed: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be an integer or None.")
-        self.limits = limits
+        super().__init__(limits, seed)
         self._sandbox = sandbox
-        self._seed = seed
         self._state: bytes | None = None
-        self._lock = threading.Lock()
-        self._is_closed = False
 
-    def run(self, code: str) -> SandboxResult:
-        """Run code; see `SandboxSession.run`."""
-        with self._lock:
-            if self._is_closed:
-                raise SandboxError("the session is closed; ask the sandbox for a new one.")
-            started = time.perf_counter()
-            try:
-                check_code(code, self.limits)
-            except NotRun as refusal:
-                text = f"{refusal.error}: {refusal}"
-                seconds = time.perf_counter() - started
-                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            outcome, self._state = self._sandbox._feed(self.limits, self._seed, self._state, code)
-            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+    def _outcome(self, code: str) -> dict[str, Any]:
+        outcome, self._state = self._sandbox._feed(self.limits, self._seed, self._state, code)
+        return outcome
 
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code without blocking the event loop."""
-        return await run_in_thread(self, code)
-
-    def close(self) -> None:
-        """Forget the variables."""
-        with self._lock:
-            self._is_closed = True
-            self._state = None
+    def _release(self) -> None:
+        self._state = None
 
 
 class _Feed:
@@ -288,9 +255,9 @@ class _Feed:
         except (OSError, RuntimeError):
             if not outcome.get("error"):  # a worker that ended without a message
                 outcome = {"stopped": "crash"}
-        if limit is not None and limit.was_starved:
+        if limit is not None and limit.is_killed and limit.was_starved:
             raise SandboxError(
-                f"a worker had a processor for {limit.used_s:.1f} s of {limit.given_s:.1f} s. "
+                f"a worker had a processor for {limit.spent_s:.1f} s of {limit.given_s:.1f} s. "
                 "Is this machine overloaded?"
             )
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
@@ -377,7 +344,7 @@ class _Printed:
         return "".join(self._kept)
 
 
-class _Helper:
+class _Helper(Peer):
     """A process with our code that runs one feed at a time, for a process in which pydantic-monty cannot run.
 
     Both ends trust each other: the model's code stays in pydantic-monty's worker, below the helper.
@@ -386,28 +353,18 @@ class _Helper:
     def __init__(self, limits: SandboxLimits) -> None:
         python_path = os.pathsep.join(path for path in sys.path if path)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _HELPER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                env=os.environ | {"PYTHONPATH": python_path},
-            )
+            arguments = ["-c", _HELPER, json.dumps(asdict(limits))]
+            super().__init__(arguments, stdout=2, env=os.environ | {"PYTHONPATH": python_path})
         except OSError as error:
             raise SandboxError(f"a process for pydantic-monty cannot be started: {error}") from error
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._requests, self._replies = self._process.stdin, self._process.stdout
-        self._send(asdict(limits))
 
     def feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
         """Have the helper run code; see `MontySandbox._feed`."""
         try:
-            self._send({"limits": asdict(limits), "seed": seed, "state": _as_text(state), "code": code})
-            reply = _read_frame(self._replies)
+            reply = self.ask({"limits": asdict(limits), "seed": seed, "state": _as_text(state), "code": code})
         except BaseException as error:  # interrupted, or the helper is gone: its next reply would be to this request
             self.close()
-            if isinstance(error, (OSError, EOFError)):
+            if isinstance(error, OSError):
                 raise SandboxError("the process that runs pydantic-monty has ended.") from error
             raise
         if "failed" in reply:
@@ -415,46 +372,25 @@ class _Helper:
             raise SandboxError(reply["failed"])
         return reply["outcome"], _as_bytes(reply["state"])
 
-    def close(self) -> None:
-        """End the process, and with it its workers."""
-        for pipe in (self._requests, self._replies):
-            pipe.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        _write_frame(self._requests, message)
-
 
 def serve() -> None:
-    """Run the requests of a forked process until it closes the pipe. Called in a helper process."""
-    requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(2, 1)
-    try:
-        with MontySandbox(n_workers=1, limits=SandboxLimits(**_read_frame(requests))) as sandbox:
-            while True:
-                request = _read_frame(requests)
-                limits, state = SandboxLimits(**request["limits"]), _as_bytes(request["state"])
-                try:
-                    outcome, state = sandbox._feed(limits, request["seed"], state, request["code"])
-                    _write_frame(replies, {"outcome": outcome, "state": _as_text(state)})
-                except Exception as error:
-                    _write_frame(replies, {"failed": f"{type(error).__name__}: {error}"})
-    except (EOFError, BrokenPipeError):
-        return
-
-
-def _write_frame(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
-    unsent = memoryview(struct.pack("!Q", len(data)) + data)
-    while unsent:
-        unsent = unsent[pipe.write(unsent) :]
-
-
-def _read_frame(pipe: IO[bytes]) -> dict[str, Any]:
-    (size,) = struct.unpack("!Q", _read_exactly(pipe, 8))
-    message: dict[str, Any] = json.loads(_read_exactly(pipe, size))
-    return message
+    """Run the requests of a forked process until it closes the connection. Called in a helper process."""
+    limits, lifeline = sys.argv[-2:]
+    end_with_host(int(lifeline))
+    own = SandboxLimits(**json.loads(limits))
+    with take_standard_input() as host, MontySandbox(n_workers=1, limits=own) as sandbox:
+        while True:
+            try:
+                request = receive(host)
+            except OSError:
+                return
+            try:
+                limits_of, state = SandboxLimits(**request["limits"]), _as_bytes(request["state"])
+                outcome, state = sandbox._feed(limits_of, request["seed"], state, request["code"])
+                reply = {"outcome": outcome, "state": _as_text(state)}
+            except Exception as error:
+                reply = {"failed": f"{type(error).__name__}: {error}"}
+            send(host, reply)
 
 
 def _as_text(state: bytes | None) -> str | None:
@@ -463,20 +399,6 @@ def _as_text(state: bytes | None) -> str | None:
 
 def _as_bytes(state: str | None) -> bytes | None:
     return None if state is None else base64.b64decode(state)
-
-
-def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = pipe.read(size - len(data))
-        if not chunk:
-            raise EOFError("the pipe was closed")
-        data += chunk
-    return bytes(data)
-
-
-def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:
-    return MontySandbox(n_workers=n_workers, limits=limits)
 
 
 def _repeatable(seed: int) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from llm_envs.processes import forget_after_fork
 
 __all__ = [
     "CLEANUP_S",
@@ -250,5 +251,4 @@ def _stop_at_exit() -> None:
     thread.join(timeout=CLEANUP_S)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_background.forget)
+forget_after_fork(_background)

@@ -14,7 +14,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
+from llm_envs.sandbox.scorer import BoundedScorer
 from llm_envs.tasks.draws import pick
 from llm_envs.tasks.games.game import GameEnv
 

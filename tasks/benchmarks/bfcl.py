@@ -13,10 +13,10 @@ from llm_envs.env import Difficulty, Outcome, TextEnv, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.processes import Shared
+from llm_envs.sandbox.scorer import BoundedScorer
 from llm_envs.spaces import encodable
 from llm_envs.tasks.benchmarks.bfcl_answers import arguments_of
 from llm_envs.tasks.benchmarks.bfcl_data import CATEGORIES, Entry, entries, package_folder, tool_of
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
 from llm_envs.tasks.draws import pick
 from llm_envs.types import ToolCall, ToolResult
 

@@ -12,9 +12,9 @@ from llm_envs.env import Difficulty, Outcome, SingleTurnEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.parsers import ParsedReply
 from llm_envs.processes import Shared
+from llm_envs.sandbox.scorer import BoundedScorer
 from llm_envs.sources.prompts import load_prompts
 from llm_envs.spaces import MAX_TEXT_LENGTH
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
 from llm_envs.tasks.benchmarks.ifeval_instructions import (
     INSTRUCTIONS,
     LANGUAGES,

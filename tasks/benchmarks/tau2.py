@@ -13,8 +13,8 @@ from llm_envs.errors import InvalidActionError, SandboxError
 from llm_envs.parsers import ParsedReply, format_tool_call, parse_reply
 from llm_envs.policies.base import Policy
 from llm_envs.processes import Shared
+from llm_envs.sandbox.scorer import BoundedScorer
 from llm_envs.spaces import encodable
-from llm_envs.tasks.benchmarks.bounded import BoundedScorer
 from llm_envs.tasks.benchmarks.tau2_data import ids_of, tasks_of
 from llm_envs.tasks.draws import pick
 from llm_envs.tasks.user_simulator import UserSimulator

@@ -5,8 +5,10 @@ import importlib.util
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -177,13 +179,23 @@ def test_episodes_side_by_side_do_not_disturb_each_other(data):
     assert list(first) == [together[0][0][0], together[1][0][0]]
 
 
-def test_an_ended_game_process_is_reported_and_replaced(data, monkeypatch):
-    env = gym.make(ALFWORLD, data=data)
+def test_an_ended_game_process_is_replaced_and_the_game_continues(data):
+    env, other = (gym.make(ALFWORLD, data=data) for _ in range(2))
     env.reset(seed=0)
-    env.unwrapped._process._process.kill()
+    other.reset(seed=0)
+    (child,) = env.unwrapped._process._idle
+    os.kill(child.pid, signal.SIGKILL)
+    while child.is_silent():
+        time.sleep(0.01)
+    assert env.step("<answer>look</answer>")[:4] == other.step("<answer>look</answer>")[:4]
+
+
+def test_a_game_that_cannot_be_played_is_reported(tmp_path):
+    file = write_game(tmp_path / "json_2.1.1" / "train", "pick_and_place_simple", 1)
+    env = gym.make(ALFWORLD, data=str(tmp_path))
+    file.write_text("{}")
     with pytest.raises(BridgeError, match=r"game\.tw-pddl cannot be played"):
-        env.step("<answer>look</answer>")
-    assert "Your task is to" in env.reset(seed=0)[0]
+        env.reset(seed=0)
 
 
 def test_what_the_package_leaves_out_is_left_out(tmp_path):

@@ -12,19 +12,17 @@ import contextlib
 import faulthandler
 import os
 import pickle
-import select
-import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from llm_envs.errors import EnvContractError, InvalidConfigError
+from llm_envs.processes.child import end_group, end_with_host, take_standard_input
 from llm_envs.rollout.workers.frames import KEY_BYTES, MAX_FRAME_BYTES, Frames
 from llm_envs.rollout.workers.runner import call, check_reset, check_step, env_attribute, make_env
 from llm_envs.rollout.workers.wire import MOST_TARGETS, dump_plain, error_bases, error_text
@@ -137,7 +135,7 @@ def _serve(control: socket.socket, frames: Frames) -> None:
         try:
             request = frames.receive(control)
         except OSError:  # the host is gone, or somebody else has sent something
-            _end()
+            end_group()
         name, *arguments = pickle.loads(request)
         reply = _answer(host, name, tuple(arguments))
         for stream in (sys.stdout, sys.stderr):  # so that its output is visible even if it is killed later
@@ -154,51 +152,17 @@ def _send(control: socket.socket, frame: bytes) -> None:
         os._exit(1)
 
 
-def _end() -> NoReturn:
-    """Kill this process and everything that it has started in its group."""
-    os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def _end_with_parent(lifeline: int) -> None:
-    """Make this process and its group end when the other end of the lifeline closes.
-
-    On Linux the kernel does it, so it also works when no Python code can run: in a C call that holds the interpreter's
-    lock, such as a regular expression that backtracks for ever. Elsewhere a thread does it.
-    """
-    try:
-        import fcntl
-
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # negative: signal the whole process group
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    except (ImportError, AttributeError, OSError):
-        threading.Thread(target=_watch, args=(lifeline, os.getppid()), daemon=True).start()
-    if select.select([lifeline], [], [], 0)[0]:  # it had already closed
-        _end()
-
-
-def _watch(lifeline: int, parent: int) -> None:
-    while os.getppid() == parent:
-        if select.select([lifeline], [], [], 1.0)[0]:
-            break
-    _end()
-
-
-def main(control: int, lifeline: int) -> None:
-    """Answer requests until the parent ends the process.
+def main(lifeline: int) -> None:
+    """Answer requests on standard input until the parent ends the process.
 
     Args:
-        control: Descriptor of the socket for requests.
         lifeline: Descriptor of a pipe's read end. It holds the key of the frames; then it only closes.
     """
-    # A program that the environment starts must not keep the connection open after this process has ended.
-    for descriptor in (control, lifeline):
-        os.set_inheritable(descriptor, False)
     key = os.read(lifeline, KEY_BYTES)
-    _end_with_parent(lifeline)
+    end_with_host(lifeline)
+    control = take_standard_input()
     with contextlib.suppress(Exception):
         faulthandler.enable()  # prints where a fault happened
     sys.argv = ["llm-envs-worker"]
-    with socket.socket(fileno=control) as channel:
-        _serve(channel, Frames(key, "worker", is_host=False))
+    with control:
+        _serve(control, Frames(key, "worker", is_host=False))

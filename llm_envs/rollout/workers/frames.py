@@ -15,6 +15,8 @@ import secrets
 import socket
 import struct
 
+from llm_envs.processes.child import read_exactly
+
 __all__ = ["HEADER", "KEY_BYTES", "MAX_FRAME_BYTES", "Frames", "challenge", "respond"]
 
 HEADER = struct.Struct("!Q32s32s")
@@ -23,7 +25,6 @@ MAX_FRAME_BYTES = 64 << 20
 """Longest frame from a worker: some hundred times the longest observation that a model could read."""
 KEY_BYTES = 32
 _HELLO = b"llm-envs environments 1\n"
-_CHUNK = 1 << 20
 
 
 class Frames:
@@ -74,10 +75,12 @@ class Frames:
         Raises:
             OSError: As `take`, or if the connection ends.
         """
-        buffer = bytearray()
-        while (data := self.take(buffer, max_bytes)) is None:
-            size = 0 if len(buffer) < HEADER.size else HEADER.unpack_from(buffer)[0]
-            buffer += _some(connection, HEADER.size + size - len(buffer))
+        buffer = bytearray(read_exactly(connection, HEADER.size))
+        data = self.take(buffer, max_bytes)
+        if data is None:
+            buffer += read_exactly(connection, HEADER.unpack_from(buffer)[0])
+            data = self.take(buffer, max_bytes)
+        assert data is not None
         return data
 
 
@@ -90,7 +93,7 @@ def challenge(connection: socket.socket, token: bytes) -> bytes:
     """
     ours = secrets.token_bytes(KEY_BYTES)
     connection.sendall(_HELLO + ours)
-    answer = _exactly(connection, 2 * KEY_BYTES)
+    answer = read_exactly(connection, 2 * KEY_BYTES)
     key = _mac(token, _HELLO + ours + answer[:KEY_BYTES])
     is_known = hmac.compare_digest(answer[KEY_BYTES:], _mac(key, b"collector"))
     connection.sendall(_mac(key, b"server") if is_known else bytes(KEY_BYTES))
@@ -101,13 +104,13 @@ def challenge(connection: socket.socket, token: bytes) -> bytes:
 
 def respond(connection: socket.socket, token: bytes) -> bytes:
     """Do what `challenge` does, as the collector."""
-    hello = _exactly(connection, len(_HELLO) + KEY_BYTES)
+    hello = read_exactly(connection, len(_HELLO) + KEY_BYTES)
     if not hello.startswith(_HELLO):
         raise OSError(f"it began with {hello[: len(_HELLO)]!r}")
     ours = secrets.token_bytes(KEY_BYTES)
     key = _mac(token, hello + ours)
     connection.sendall(ours + _mac(key, b"collector"))
-    if not hmac.compare_digest(_exactly(connection, KEY_BYTES), _mac(key, b"server")):
+    if not hmac.compare_digest(read_exactly(connection, KEY_BYTES), _mac(key, b"server")):
         raise PermissionError("another token")
     return key
 
@@ -118,17 +121,3 @@ def _mac(key: bytes, message: bytes) -> bytes:
 
 def _sign(key: bytes, number: int, size: int, digest: bytes) -> bytes:
     return _mac(key, struct.pack("!QQ", number, size) + digest)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        data += _some(connection, size - len(data))
-    return data
-
-
-def _some(connection: socket.socket, size: int) -> bytes:
-    data = connection.recv(min(size, _CHUNK))
-    if not data:
-        raise OSError("the connection was closed")
-    return data

@@ -2,13 +2,11 @@
 
 It is a fresh interpreter that imports `llm_envs` and nothing of the main module. So it starts in the same way under a
 script without a `__main__` guard, `python -c`, a notebook and `accelerate launch`, and unlike a fork it shares no lock,
-thread or GPU context with its parent. It has its own session and process group: Ctrl-C in a terminal does not reach it,
-and killing the group also kills the processes that the environment has started.
+thread or GPU context with its parent. Killing its group also kills the processes that the environment has started.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -19,15 +17,16 @@ import sys
 import time
 
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
-from llm_envs.processes import StartWatch, children_of
+from llm_envs.processes import StartWatch
+from llm_envs.processes.peer import Peer, end_group
 from llm_envs.rollout.workers.channel import Channel
 from llm_envs.rollout.workers.frames import KEY_BYTES, Frames
 
-__all__ = ["WorkerProcess", "end_group", "has_ended", "start_child"]
+__all__ = ["WorkerProcess", "has_ended", "start_worker"]
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from llm_envs.rollout.workers.child import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from llm_envs.rollout.workers.child import main; main(int(sys.argv[2]))"
 )
 _ENDING_S = 0.2
 """Longest wait for the exit status of a process whose socket has closed."""
@@ -44,12 +43,12 @@ _FOLDER = _working_folder()
 """The folder that "" in `sys.path` meant at the start."""
 
 
-def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a worker's process (`child`); return it and the end of a pipe: when that closes, the process is killed.
+def start_worker(ends: tuple[socket.socket, socket.socket], key: bytes) -> Peer:
+    """Start a worker's process (`child`).
 
     Args:
-        control: Its end of the connection. It is closed here: held here, it would hide the process's death.
-        key: The key of its frames. It goes through the pipe, because others can read a process's arguments.
+        ends: Both ends of its connection, ours first; see `Peer`.
+        key: The key of its frames. It goes through the pipe.
 
     Raises:
         WorkerDiedError: If it cannot be started.
@@ -57,33 +56,10 @@ def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[by
     if os.name != "posix":
         raise InvalidConfigError(f"workers need a POSIX system; this is {sys.platform}. Use workers=0.")
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
-    end, lifeline = os.pipe()
-    # -P: otherwise a json.py in the working folder would be imported before `_BOOT` sets the path.
-    command = [sys.executable, "-P", "-c", _BOOT, str(control.fileno()), str(end), json.dumps(folders)]
     try:
-        os.write(lifeline, key)
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(control.fileno(), end), start_new_session=True
-        )
-    except BaseException as error:
-        os.close(lifeline)
-        if isinstance(error, OSError):
-            raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
-        raise
-    finally:
-        control.close()
-        os.close(end)
-    return process, lifeline
-
-
-def end_group(pid: int) -> None:
-    """Kill a worker's process and all processes that it has started, without waiting."""
-    others = children_of(pid)  # before the kill: orphans get another parent and could not be found
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for other in others:  # those that started their own sessions are not in the process group
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(other, signal.SIGKILL)
+        return Peer(["-c", _BOOT, json.dumps(folders)], ends, first=key)
+    except OSError as error:
+        raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
 
 
 class WorkerProcess(Channel):
@@ -94,20 +70,14 @@ class WorkerProcess(Channel):
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
         key = secrets.token_bytes(KEY_BYTES)
-        try:
-            self._process, lifeline = start_child(theirs, key)
-        except BaseException:
-            ours.close()
-            raise
-        self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
-        super().__init__(ours, Frames(key, "worker", is_host=True))
+        self._peer = start_worker(socket.socketpair(), key)
+        super().__init__(self._peer.connection, Frames(key, "worker", is_host=True))
 
     @property
     def pid(self) -> int:
         """The id of the process and of its process group."""
-        return self._process.pid
+        return self._peer.pid
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started, without waiting. Harmless when repeated."""
@@ -117,28 +87,27 @@ class WorkerProcess(Channel):
 
     def release(self) -> bool:
         """Release all resources; return whether the killed process has ended."""
-        self._close_descriptors()
+        self._peer.release()
         return self.reap(0.0)
 
     def reap(self, limit_s: float) -> bool:
         """Wait for the killed process; return whether it has ended."""
         try:
-            self._process.wait(max(limit_s, 0.0))
+            self._peer.process.wait(max(limit_s, 0.0))
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def forget(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
-        self._close_descriptors()
-        self._process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
+        self._peer.forget()
 
     def watch(self) -> StartWatch:
         """Return a watch of the process."""
         return StartWatch(self.pid)
 
     def _has_ended(self) -> bool:
-        return has_ended(self._process)
+        return has_ended(self._peer.process)
 
     def _ending(self) -> str:
         """Describe how the process ended."""
@@ -148,15 +117,11 @@ class WorkerProcess(Channel):
         if not self._has_ended():
             return "it closed its connection, and was killed"
         self.kill()  # before `wait` frees its process id, which is also that of the group
-        code = self._process.wait()
+        code = self._peer.process.wait()
         if code >= 0:
             return f"it exited with code {code}"
         name = signal.Signals(-code).name if -code in signal.Signals.__members__.values() else f"signal {-code}"
         return f"it was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
-
-    def _close_descriptors(self) -> None:
-        self._socket.close()
-        self._lifeline.close()
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

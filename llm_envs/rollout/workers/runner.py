@@ -15,7 +15,6 @@ Environments that may hang for ever or crash need their own process: `llm_envs.r
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import sys
 import threading
@@ -32,6 +31,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 from llm_envs.problems import as_flag, as_number
+from llm_envs.processes import forget_after_fork
 from llm_envs.rollout.workers.slow_calls import name_if_slow
 
 __all__ = [
@@ -383,5 +383,4 @@ class _Threads:
 
 
 _threads = _Threads()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.forget)
+forget_after_fork(_threads)

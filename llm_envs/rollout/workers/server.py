@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import select
 import socket
-import subprocess
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from llm_envs import __version__
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.processes.peer import Peer
 from llm_envs.rollout.workers.frames import Frames, challenge
-from llm_envs.rollout.workers.process import end_group, has_ended, start_child
+from llm_envs.rollout.workers.process import has_ended, start_worker
 from llm_envs.rollout.workers.remote import CONNECT_S, keep_alive
 
 __all__ = ["EnvServer"]
@@ -33,15 +31,6 @@ _MAX_GREETINGS = 64
 """Connections that may be in their handshake at once. A further one replaces the oldest: an honest handshake takes
 milliseconds, so those that say nothing cannot keep it out."""
 _MAX_PURPOSE_BYTES = 16
-
-
-@dataclass(eq=False)
-class _Served:
-    process: subprocess.Popen[bytes]
-    lifeline: int
-    connection: socket.socket
-    """A second descriptor of the worker's connection, to notice its end."""
-    peer: str
 
 
 class EnvServer:
@@ -69,7 +58,7 @@ class EnvServer:
         except (OSError, OverflowError) as error:
             raise InvalidConfigError(f"{host}:{port} cannot be listened on: {error}.") from error
         self._lock = threading.Lock()
-        self._served: dict[int, _Served] = {}
+        self._served: dict[int, tuple[Peer, str]] = {}  # process id -> the worker, and who has it
         self._n_begun = 0  # processes, those that are being started too
         self._greetings: dict[socket.socket, float] = {}  # in the order of their beginning -> when to give up
         self._is_closed = threading.Event()
@@ -95,7 +84,7 @@ class EnvServer:
         try:
             while not self._is_closed.is_set():
                 with self._lock:
-                    new = {s.connection.fileno(): pid for pid, s in self._served.items()}
+                    new = {worker.connection.fileno(): pid for pid, (worker, _) in self._served.items()}
                 for descriptor in new.keys() - watched.keys():
                     poller.register(descriptor, select.POLLRDHUP)
                 watched = new
@@ -107,7 +96,7 @@ class EnvServer:
                     elif descriptor in watched:
                         self._end(watched.pop(descriptor), poller)
                 with self._lock:
-                    ended = [pid for pid, served in self._served.items() if has_ended(served.process)]
+                    ended = [pid for pid, (worker, _) in self._served.items() if has_ended(worker.process)]
                 for pid in ended:
                     self._end(pid, poller)
                 watched = {descriptor: pid for descriptor, pid in watched.items() if pid not in ended}
@@ -190,31 +179,23 @@ class EnvServer:
             if not (is_worker and has_room):
                 return
             connection.settimeout(None)
-            kept = connection.dup()
-            try:
-                process, lifeline = start_child(connection, key)
-            except BaseException:
-                kept.close()
-                raise
+            worker = start_worker((connection.dup(), connection), key)
         except BaseException:
             with self._lock:
                 self._n_begun -= is_worker and has_room
             raise
         with self._lock:
-            self._served[process.pid] = _Served(process, lifeline, kept, peer)
+            self._served[worker.pid] = worker, peer
 
     def _end(self, pid: int, poller: select.poll) -> None:
         with self._lock:
-            served = self._served.pop(pid, None)
-        if served is None:
+            worker, peer = self._served.pop(pid, (None, ""))
+        if worker is None:
             return
         with suppress(KeyError, ValueError):
-            poller.unregister(served.connection)
-        end_group(pid)
-        os.close(served.lifeline)
-        served.connection.close()
-        code = served.process.wait()
-        _LOG.info("the worker of %s has ended (%s).", served.peer, code)
+            poller.unregister(worker.connection)
+        worker.close()
+        _LOG.info("the worker of %s has ended (%s).", peer, worker.process.returncode)
         with self._lock:
             self._n_begun -= 1
 

@@ -5,12 +5,13 @@ In this process nothing can end such a call (in a worker process the pool does),
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from llm_envs.processes import forget_after_fork
 
 __all__ = ["name_if_slow"]
 
@@ -44,9 +45,9 @@ class _Watcher:
     """A daemon thread that looks at the running calls; it ends when there are none."""
 
     def __init__(self) -> None:
-        self.reset_after_fork()
+        self.forget()
 
-    def reset_after_fork(self) -> None:
+    def forget(self) -> None:
         """Start over: a forked child has neither the thread nor the calls."""
         self._lock, self._is_alive = threading.Lock(), False
         _running.clear()
@@ -82,5 +83,4 @@ def _warn(what: str, env: Any) -> None:
 
 
 _watcher = _Watcher()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_watcher.reset_after_fork)
+forget_after_fork(_watcher)

@@ -16,7 +16,8 @@
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
 6. A busy machine is not the code's fault. The time in which an interpreter waits for a processor does not count as
-   the run's. At `LONGEST` it raises `SandboxError`. Code that sleeps, or has stopped itself, does not wait.
+   the run's; at the longest it raises `SandboxError` (`processes.deadline`). Code that sleeps, or has stopped itself,
+   does not wait.
 7. A session with a seed is repeatable: its clock stands (`child.make_repeatable`), and an object's address in what it
    shows is written as `0x...`. Values that are addresses (`id`) and the operating system's own figures are not covered.
 8. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
@@ -42,30 +43,19 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.processes import LONGEST, StartWatch, children_of, cpu_seconds
-from llm_envs.sandbox.base import (
-    CLOCK,
-    FLOOD_FACTOR,
-    NotRun,
-    SandboxLimits,
-    SandboxResult,
-    SandboxStop,
-    check_code,
-    compose,
-    describe,
-    run_in_thread,
-)
+from llm_envs.processes import StartWatch, children_of, cpu_seconds
+from llm_envs.processes.deadline import Deadline
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop
 from llm_envs.sandbox.cpython.seccomp import build_filter
-from llm_envs.sandbox.time_limit import ENOUGH, STEP
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 
@@ -146,7 +136,8 @@ class SubprocessSandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings: another process has its own sessions."""
-        return _rebuild, (self.limits, self.isolation, self.python, self.packages)
+        settings = {name: getattr(self, name) for name in ("limits", "isolation", "python", "packages")}
+        return partial(SubprocessSandbox, **settings), ()
 
     def _probe(self) -> frozenset[str]:
         """Start one interpreter, to check that this works and which protections are active."""
@@ -155,42 +146,25 @@ class SubprocessSandbox:
         return frozenset(child.protections)
 
 
-class SubprocessSession:
+class SubprocessSession(CodeSession):
     """One episode's interpreter, started with its first run. Made by `SubprocessSandbox.session`."""
 
     def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InvalidConfigError(f"seed is {describe(seed)}; it must be an integer or None.")
-        self.limits = limits
+        super().__init__(limits, seed)
         self._sandbox = sandbox
-        self._seed = seed
-        self._lock = threading.Lock()
         self._child: _Child | None = None
         self._has_run = False
-        self._is_closed = False
 
-    def run(self, code: str) -> SandboxResult:
-        """Run code; see `SandboxSession.run`."""
-        with self._lock:
-            if self._is_closed:
-                raise SandboxError("the session is closed; ask the sandbox for a new one.")
-            started = time.perf_counter()
-            try:
-                check_code(code, self.limits)
-            except NotRun as refusal:
-                text = f"{refusal.error}: {refusal}"
-                seconds = time.perf_counter() - started
-                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            child, is_new = self._ready_child()
-            outcome = child.run(code) | {"state_lost": is_new and self._has_run}
-            if self._seed is not None:
-                outcome |= {k: _ADDRESS.sub("0x...", text) for k, text in outcome.items() if isinstance(text, str)}
-            self._has_run = True
-            if outcome.get("stopped"):
-                child.close()
-                self._child = None
-                outcome["state_lost"] = True
-            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+    def _outcome(self, code: str) -> dict[str, Any]:
+        child, is_new = self._ready_child()
+        outcome = child.run(code) | {"state_lost": is_new and self._has_run}
+        if self._seed is not None:
+            outcome |= {k: _ADDRESS.sub("0x...", text) for k, text in outcome.items() if isinstance(text, str)}
+        self._has_run = True
+        if outcome.get("stopped"):
+            self._release()
+            outcome["state_lost"] = True
+        return outcome
 
     def _ready_child(self) -> tuple[_Child, bool]:
         """Return the interpreter, and whether the result must report that it is new."""
@@ -203,17 +177,10 @@ class SubprocessSession:
             return child, not told
         return child, False
 
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code without blocking the event loop."""
-        return await run_in_thread(self, code)
-
-    def close(self) -> None:
-        """End the interpreter, once the current run has ended."""
-        with self._lock:
-            self._is_closed = True
-            child, self._child = self._child, None
-            if child is not None:
-                child.close()
+    def _release(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
 class _Child:
@@ -315,21 +282,20 @@ class _Child:
 
     def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:
         """Exchange until the time limit, in which time without a processor does not count."""
-        limit_s = left_s = self.limits.timeout_s
-        given_s = used_s = 0.0
-        start = _read_clock(self._process.pid)
-        while given_s < LONGEST * limit_s:
+        deadline = Deadline(self.limits.timeout_s)
+        left_s, start = deadline.limit_s, _read_clock(self._process.pid)
+        while left_s:
             stopped = exchange.run(left_s)
             now = _read_clock(self._process.pid) if stopped == "time" else None
             if start is None or now is None:
                 return stopped
-            given_s, left_s = given_s + left_s, STEP * limit_s
-            used_s = now.used_s - start.used_s
-            if max(used_s, given_s - (now.waited_s - start.waited_s)) >= ENOUGH * limit_s:
-                return stopped
+            left_s = deadline.extend(now.used_s - start.used_s, now.waited_s - start.waited_s)
+        if not deadline.was_starved:
+            return stopped
         self.close()
         raise SandboxError(
-            f"an interpreter had a processor for {used_s:.1f} s of {given_s:.1f} s. Is this machine overloaded?"
+            f"an interpreter had a processor for {deadline.spent_s:.1f} s of {deadline.given_s:.1f} s. "
+            "Is this machine overloaded?"
         )
 
     def _order(self, order: bytes) -> None:
@@ -505,7 +471,3 @@ def _folders_of(packages: Sequence[str]) -> list[str]:
     specs = filter(None, map(importlib.util.find_spec, packages))
     folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
     return [path for folder in folders for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
-
-
-def _rebuild(limits: SandboxLimits, isolation: Isolation, python: str, packages: tuple[str, ...]) -> SubprocessSandbox:
-    return SubprocessSandbox(limits=limits, isolation=isolation, python=python, packages=packages)

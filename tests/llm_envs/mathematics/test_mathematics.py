@@ -1,24 +1,15 @@
 """Mathematical equality: right on mathematics, bounded and inert on everything else."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("math_verify")
 
-from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.mathematics import MathChecker, compare_math, math_equal
 from llm_envs.mathematics.decisions import decide
-from llm_envs.processes import children_of
-
-TIMEOUT_S = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -371,18 +362,12 @@ UNBOUNDED = [
 ]
 
 
-@pytest.mark.alone  # how far a limit is overrun is measured
 @pytest.mark.parametrize("answer", UNBOUNDED)
 def test_an_answer_without_end_is_undecided_in_time_and_the_next_check_works(checker, answer):
-    def overrun_s():
-        started = time.perf_counter()
-        comparison = checker.compare(answer, "5", timeout_s=0.3)
-        assert comparison.verdict == "undecided"
-        assert comparison.reason == "over the time limit of 0.3 s"
-        return time.perf_counter() - started - 0.3
-
-    assert any(overrun_s() < 1.0 for _ in range(5))  # the machine may be busy for once
+    comparison = checker.compare(answer, "5", timeout_s=0.3)  # without its limit, it takes for ever
+    assert (comparison.verdict, comparison.reason) == ("undecided", "over the time limit of 0.3 s")
     assert checker.compare("\\frac{10}{2}", "5", timeout_s=60)
+    assert checker.n_loaded == 1
 
 
 @pytest.mark.parametrize(
@@ -418,50 +403,10 @@ def test_code_in_an_answer_is_not_executed(checker, tmp_path, form):
     assert not path.exists()
 
 
-def test_the_worker_refuses_to_compile_text_and_to_touch_the_system(tmp_path):
-    """The hook, in a process of its own: it cannot be taken off again."""
-    script = f"""
-import sys, os, subprocess, socket
-sys.path.insert(0, {os.path.dirname(sys.modules["llm_envs.mathematics.equality"].__file__)!r})
-import worker
-sys.addaudithook(worker.refuse_to_execute)
-actions = {{
-    "eval": lambda: eval("1+1"),
-    "exec": lambda: exec("x=1"),
-    "system": lambda: os.system("true"),
-    "popen": lambda: subprocess.Popen(["true"]),
-    "write": lambda: open({str(tmp_path / "file")!r}, "w"),
-    "socket": lambda: socket.socket(),
-    "remove": lambda: os.remove({str(tmp_path)!r}),
-}}
-for name, action in actions.items():
-    try:
-        action()
-    except PermissionError:
-        print(name, end=" ")
-import colorsys  # code of the installation is still loaded
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    assert done.stdout.split() == ["eval", "exec", "system", "popen", "write", "socket", "remove"]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_numbers_are_compared_without_a_worker():
     checker = MathChecker(1)
     assert checker.compare("1/3*3", "1")
     assert checker._idle == []
-
-
-def test_threads_share_the_workers():
-    with MathChecker(2) as checker, ThreadPoolExecutor(8) as threads:
-        pairs = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}", n % 3 != 0) for n in range(30)]
-        jobs = [
-            threads.submit(checker.compare, answer, target if same else "99.5", timeout_s=60)
-            for answer, target, same in pairs
-        ]
-        assert [bool(job.result()) for job in jobs] == [same for _, _, same in pairs]
-        assert len(checker._idle) <= 2
 
 
 def test_module_functions_work_from_a_thread():
@@ -471,124 +416,6 @@ def test_module_functions_work_from_a_thread():
     thread.join()
     assert found == [True]
     assert compare_math("3", "2").verdict == "different"
-
-
-def test_closing_ends_the_processes():
-    checker = MathChecker(1)
-    assert checker.compare("x+x", "2x", timeout_s=60)
-    pid = checker._loader._process.pid
-    processes = [pid, *children_of(pid)]
-    assert len(processes) == 2
-    checker.close()
-    checker.close()
-    deadline = time.monotonic() + 60
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    with pytest.raises(InvalidConfigError, match="closed"):
-        checker.compare("x+x", "2x")
-
-
-def test_comparisons_that_are_stopped_side_by_side_load_sympy_once():
-    """Each costs its limit: the next worker is forked in milliseconds, not started, which would be a second load."""
-    endless = "9^{9^{9^{9}}}"
-    with MathChecker(3) as checker, ThreadPoolExecutor(3) as pool:
-        checker.compare("x+x", "2x", timeout_s=60)
-        for _ in range(2):
-            found = list(pool.map(lambda _: checker.compare(endless, "\\frac{1}{2}", timeout_s=TIMEOUT_S), range(3)))
-            assert {(each.verdict, each.reason) for each in found} == {("undecided", "over the time limit of 0.5 s")}
-            assert max(each.seconds for each in found) < TIMEOUT_S + 30  # without its limit, it takes for ever
-        for _ in range(2):  # the limit of one comparison is no wait of the next
-            again = checker.compare("x+x", "2x", timeout_s=60)
-            assert again and again.seconds < 30
-        assert checker.n_loaded == 1
-
-
-def test_a_start_that_gets_on_is_waited_for_beside_eight_busy_processes(monkeypatch):
-    """The limit is on standing still: the start takes longer than it, on processors that others use."""
-    monkeypatch.setattr("llm_envs.processes.IDLE_S", 2.0)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
-    try:
-        with MathChecker(1) as checker:
-            assert checker.compare("x+x", "2x", timeout_s=60)
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
-def test_a_start_that_stands_still_is_given_up(monkeypatch):
-    monkeypatch.setattr("llm_envs.processes.IDLE_S", 1.0)
-    with MathChecker(1) as checker:
-        checker.start()
-        os.killpg(checker._loader._process.pid, signal.SIGSTOP)
-        with pytest.raises(SandboxError, match="does not start: it has done nothing for 1 s"):
-            checker.compare("x+x", "2x")
-        monkeypatch.undo()  # on a busy machine, what does start may have no processor for a second
-        assert checker.compare("x+x", "2x", timeout_s=60), "the next comparison starts it again"
-
-
-def workers_of(checker):
-    """Return the processes of a checker's workers."""
-    pid = checker._loader._process.pid
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_time_without_a_processor_is_not_the_comparisons_time():
-    """A worker that was stopped for longer than its limit, as on an overloaded machine, still decides."""
-    with MathChecker(1) as checker:
-        assert checker.compare("x+x", "2x", timeout_s=60)
-        (worker,) = workers_of(checker)
-        os.kill(worker, signal.SIGSTOP)
-        threading.Timer(3.0, os.kill, (worker, signal.SIGCONT)).start()
-        comparison = checker.compare("y+y", "2y", timeout_s=1.0)
-        assert (comparison.verdict, comparison.reason) == ("equal", "")
-        assert comparison.seconds > 2.0
-        os.kill(worker, signal.SIGSTOP)
-        with pytest.raises(SandboxError, match=r"had no processor for 0\.1 s"):
-            checker.compare("z+z", "2z", timeout_s=0.1)
-        os.kill(worker, signal.SIGKILL)
-
-
-@pytest.mark.smoke
-def test_a_system_without_a_limit_of_memory_says_so_and_still_decides(tmp_path, monkeypatch):
-    """macOS refuses RLIMIT_AS; so does the module in the place of Python's `sitecustomize`, in the workers."""
-    refuse = "import resource\ndef refuse(*limit): raise ValueError\nresource.setrlimit = refuse\n"
-    (tmp_path / "sitecustomize.py").write_text(refuse)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    with MathChecker(1) as checker:
-        with pytest.warns(UserWarning, match="RLIMIT_AS"):
-            assert checker.compare("x+x", "2x", timeout_s=60)
-        assert checker.compare("x+x", "3x", timeout_s=60).verdict == "different"
-
-
-def test_sympy_is_loaded_again_if_the_processes_were_killed():
-    with MathChecker(1) as checker:
-        assert checker.compare("x+x", "2x", timeout_s=60)
-        os.killpg(checker._loader._process.pid, signal.SIGKILL)
-        checker._loader._process.wait()
-        while checker._idle[0].is_there():
-            time.sleep(0.01)
-        assert checker.compare("x+x", "2x", timeout_s=60)
-        assert checker.n_loaded == 2
-
-
-def test_a_forked_child_has_workers_of_its_own():
-    with MathChecker(1) as checker:
-        assert checker.compare("x+x", "2x", timeout_s=60)
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                signal.alarm(120)
-                status = 0 if checker.compare("x+y", "y+x", timeout_s=60) and checker.n_loaded == 2 else 2
-                checker.close()
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert checker.compare("x+x", "2x", timeout_s=60)
-        assert checker.n_loaded == 1
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), True, "1"])
@@ -606,37 +433,3 @@ def test_number_of_workers(n_workers):
 def test_an_answer_that_is_no_text_is_undecided(checker):
     comparison = checker.compare(5, "5")  # type: ignore[arg-type]
     assert (comparison.verdict, comparison.reason) == ("undecided", "the answer is of type int, not text")
-
-
-def test_a_worker_ends_with_the_process_that_asked_it(tmp_path):
-    """Killed with a question under way, its process leaves nothing behind that works on."""
-    code = (
-        "import json, os, signal\n"
-        "from llm_envs.mathematics.equality import _Loader\n"
-        "loader = _Loader()\n"
-        "worker = loader.connect()\n"
-        "request = {'answer': '1', 'target': '2', 'timeout_s': 1.0}\n"
-        "os.killpg(loader._process.pid, signal.SIGSTOP)\n"  # so that the answer comes when nobody is there any more
-        "worker._connection.sendall(json.dumps(request).encode() + b'\\n')\n"
-        "print(loader._process.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=120)
-    pid = int(done.stdout)
-    os.killpg(pid, signal.SIGCONT)
-    deadline = time.monotonic() + 60
-    try:
-        while is_running(pid):
-            assert time.monotonic() < deadline, "the worker works on"
-            time.sleep(0.05)
-    finally:
-        if is_running(pid):
-            os.killpg(pid, signal.SIGKILL)  # it leads a session of its own
-
-
-def is_running(pid):
-    """Whether there is such a process, and it has not ended unseen."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -91,6 +92,29 @@ def test_a_call_in_time_is_as_without_a_limit() -> None:
     assert limited(fails, None, "it") is fails
     with pytest.raises(InvalidConfigError, match="max_function_s=0"):
         limited(fails, 0.0, "it")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to choose a processor")
+@pytest.mark.parametrize("run", [lambda function: function(), in_a_thread], ids=["main thread", "another thread"])
+def test_time_without_a_processor_does_not_count(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a limit is used, beside a loop on the same processor: by the clock on the wall, the limit is over."""
+    monkeypatch.setattr("llm_envs.rewards.time_limit._LONGEST", LONG_S)
+
+    def computes(trajectory: Any) -> float:
+        while time.thread_time() < started_s + 0.8:
+            pass
+        return 7.0
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    started_s = time.thread_time() if run is not in_a_thread else 0.0
+    try:
+        assert run(lambda: limited(computes, 1.0, "the reward")(None)) == 7.0
+    finally:
+        os.sched_setaffinity(0, allowed)
+        busy.kill()
+        busy.wait()
 
 
 def test_a_batch_is_one_call() -> None:

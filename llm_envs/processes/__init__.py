@@ -2,6 +2,8 @@
 
 A starting process is judged by its progress and not by a timeout: on a busy machine, an import that usually takes a
 second may take a minute.
+
+`peer` is the host's side of a process of ours, `child` the other side, and `deadline` the limit of time of both.
 """
 
 from __future__ import annotations
@@ -35,8 +37,6 @@ IDLE_S = 60.0
 """Seconds without processor time after which a starting process counts as stuck."""
 START_CPU_S = 120.0
 """Processor time after which a start counts as an endless loop. Usual is 1 s, or 5 s before anything is compiled."""
-LONGEST = 30
-"""Longest time of a run that had no processor, in multiples of its time limit."""
 START_WALL_S = 900.0
 """Longest start in wall time, for systems that do not report processor times and for a process that polls."""
 
