@@ -115,7 +115,7 @@ def guard_trackers(callbacks: Iterable[TrainerCallback]) -> None:
     """Let trackers fail without ending a training: a failure while training is a warning, and disables the tracker.
 
     Args:
-        callbacks: Those of a trainer. Only the trackers of transformers (`report_to`) and the callbacks of this module
+        callbacks: A trainer's. Only the trackers of transformers (`report_to`) and the callbacks of this module
             are changed.
     """
     for callback in callbacks:

@@ -280,7 +280,7 @@ class Reference:
     def _make(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
             raise InvalidConfigError(
-                "reference_update_fn needs whole weights on each process, which FSDP and DeepSpeed split: leave it "
+                "reference_update_fn needs full weights on each process, which FSDP and DeepSpeed split: leave it "
                 "out, or take sync_ref_model=True, TRL's own."
             )
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -326,7 +326,7 @@ class Reference:
         if (sharding := sharding_of(trainer)) is not None:
             logger.warning(
                 f"{folder} cannot be resumed from: sync_ref_model=True moves the reference, which {sharding} shards, "
-                "and only whole weights are saved. Take DDP or ZeRO-2 to resume."
+                "and only full weights are saved. Take DDP or ZeRO-2 to resume."
             )
             return None
         target = folder / REFERENCE_FOLDER

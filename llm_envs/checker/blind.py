@@ -83,7 +83,7 @@ def mask(text: str) -> str:
 
 
 def answer_in(action: str) -> str:
-    """Return the text inside the answer tags of an action, or the whole action."""
+    """Return the text inside the answer tags of an action, or all of the action."""
     found = _ANSWER.search(action)
     return (found[1] if found else action).strip()
 

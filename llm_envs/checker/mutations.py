@@ -31,7 +31,7 @@ def mutants(text: str) -> list[tuple[str, str]]:
 
 
 def mutated_number(text: str) -> list[tuple[str, str]]:
-    """Return another whole number: 2n + 3; or 0 for -3, for which 2n + 3 is the same number."""
+    """Return another integer: 2n + 3; or 0 for -3, for which 2n + 3 is the same number."""
     if len(text) >= 1_000:
         return []
     number = int(text)

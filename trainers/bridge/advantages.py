@@ -2,7 +2,7 @@
 
 Invariants:
 1. An `advantage_fn` sees the episodes of all processes, one row each, and the same on every process.
-2. The reward of a turn that a branch only repeats is NaN, so no turn is paid twice.
+2. The reward of a turn that a branch only repeats is NaN, so no turn is rewarded twice.
 3. A function of the user that fails or takes too long on one process fails on all.
 """
 
@@ -51,7 +51,7 @@ StateFn = Callable[[Trajectory], Sequence[Hashable]]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """The inputs of a generation's advantages: its E episodes, those of all processes."""
+    """The inputs of a generation's advantages: its E episodes, of all processes."""
 
     rewards_E: torch.Tensor
     """Their rewards, float32; NaN for an episode without a score."""
@@ -80,7 +80,7 @@ def with_advantages(
     gather: Callable[[list[Any]], list[Any]] | None = None,
     process_index: int = 0,
 ) -> tuple[Batch, Scored]:
-    """Return a whole generation with advantages, with the KL subtracted as `kl_in` asks.
+    """Return a generation with advantages, with the KL subtracted as `kl_in` asks.
 
     With "reward", each turn's reward loses the KL of its tokens before advantages; with "advantage", each token's
     advantage loses its own KL afterwards.
@@ -117,7 +117,7 @@ def with_advantages(
     together = nullcontext if gather is None else raise_on_all_ranks
     with together():
         states = _states(algorithm, state_fn, credit, limit_s)
-    # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
+    # Groups stay on one process, but an advantage_fn may whiten over the batch: call it once, on all episodes.
     everything = list(zip(mine, rewards, turns, learns, states, strict=True))
     if gather is not None:
         everything = gather(everything)
@@ -291,7 +291,7 @@ def turn_penalties(
     """Return sums of per-token values, such as the KL, over each turn of each episode.
 
     Args:
-        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks. Masked places may
+        values_BT: Columns after the prompt: first rows in the episodes' order, then the forks' rows. Masked places may
             hold anything.
         mask_BT: 1 on the tokens to sum.
         trajectories: The episodes.

@@ -1,6 +1,6 @@
 """From episodes to the batch of a loss: rows of tokens, and shares of an optimizer step.
 
-The plain loop makes its `Batch` at once (`make_batch`). TRL's trainers take rows (`rollout_output`), which TRL pads,
+The plain loop makes its `Batch` directly (`make_batch`). TRL's trainers take rows (`rollout_output`), which TRL pads,
 scores, shuffles and splits, and `batch_from_trl` reads them back. `advantages.with_advantages` serves both.
 
 Invariants:
@@ -41,7 +41,7 @@ REWARD_FIELD = "trajectory_reward"
 
 
 def row_places(trajectories: Sequence[Trajectory]) -> list[tuple[int, int]]:
-    """Return (trajectory's index, which of its rows) for each row of a batch: first rows, then those of forks."""
+    """Return (trajectory's index, which of its rows) for each row of a batch: first rows, then the forks' rows."""
     # First rows come first, one per episode: TRL groups rows by position, and must not see forks between them.
     forks = [(index, row) for index, trajectory in enumerate(trajectories) for row in range(1, len(trajectory.rows))]
     return [(index, 0) for index in range(len(trajectories))] + forks
@@ -56,7 +56,7 @@ def rollout_output(
     n_rows: int | None = None,
     columns: Mapping[str, Sequence[float | None]] | None = None,
 ) -> dict[str, list[Any]]:
-    """Return the rows of a `rollout_func` for TRL: first rows in the order of the trajectories, then those of forks.
+    """Return the rows of a `rollout_func` for TRL: first rows in the order of the trajectories, then the forks' rows.
 
     The tokens are the sampled ones, split where the policy first wrote; `env_mask` is 1 exactly on the policy's tokens.
     A trajectory that was not scored (`status` other than `ok`) is fully masked. Its reward is None, which TRL leaves
@@ -238,7 +238,7 @@ class StepShares:
         Gradients are averaged over processes and summed over micro-batches.
 
         Args:
-            normalisation: "token" divides by the tokens of the whole generation, on all processes.
+            normalisation: "token" divides by the tokens of the generation, on all processes.
             mask_BT: The micro-batch's.
             n_tokens: TRL's `num_items_in_batch`: trained tokens of the generation, on all processes.
             constant: The constant of "constant".
@@ -258,7 +258,7 @@ class StepShares:
 
 
 def slice_rows(value: Any, start: int, stop: int) -> Any:
-    """Return some rows of a tensor or list; a value of the whole batch (a scalar) is returned unchanged."""
+    """Return some rows of a tensor or list; a value of the batch (a scalar) is returned unchanged."""
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value

@@ -73,7 +73,7 @@ def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
 
 
 def check_files(checkpoint: str | Path) -> None:
-    """Check that the files of a checkpoint are whole, as far as their form tells: JSON, safetensors, torch's archives.
+    """Check that a checkpoint's files are complete, as far as their form tells: JSON, safetensors, torch's archives.
 
     Without this, a damaged file is an error of its parser that does not name it, and a link to nothing is skipped.
 
@@ -127,7 +127,7 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
     Args:
         args: The trainer's settings.
         trainer: One of `TRAINERS`.
-        lora_r: Rank of the trained adapter; None: the whole model is trained.
+        lora_r: Rank of the trained adapter; None: the full model is trained.
 
     Raises:
         InvalidConfigError: If the checkpoint is missing or incomplete, or does not match the trainer or adapter.
@@ -152,7 +152,7 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
             )
         if not (checkpoint / _STATE_FILE).is_file():
             raise InvalidConfigError(
-                f"resume_from_checkpoint: {checkpoint} is not whole, it lacks {_STATE_FILE}; {named} (true "
+                f"resume_from_checkpoint: {checkpoint} is not complete, it lacks {_STATE_FILE}; {named} (true "
                 "takes the newest). To begin with a model's weights give it as --model."
             )
     # All of this happens before a model is loaded, which may take minutes.
@@ -181,7 +181,7 @@ def _check_adapter(checkpoint: Path, lora_r: int | None) -> None:
     """Check that a checkpoint has an adapter exactly if this run trains one, and of the same rank."""
     path = checkpoint / "adapter_config.json"
     if path.is_file() != (lora_r is not None):
-        there, here = ("an adapter", "give") if path.is_file() else ("whole weights", "leave out")
+        there, here = ("an adapter", "give") if path.is_file() else ("full weights", "leave out")
         raise InvalidConfigError(f"resume_from_checkpoint: {checkpoint} has {there}: {here} --use_peft.")
     rank = json.loads(path.read_text(encoding="utf-8")).get("r") if path.is_file() else None
     if rank is not None and rank != lora_r:
@@ -236,7 +236,7 @@ def _archive_problem(path: Path) -> str | None:
 _PROBLEMS = {".json": _json_problem, ".safetensors": _safetensors_problem} | dict.fromkeys(
     (".bin", ".pkl", ".pt", ".pth"), _archive_problem
 )
-"""How to find out, by the end of a file's name, whether it is damaged; None: it seems whole."""
+"""How to find out, by the end of a file's name, whether it is damaged; None: it seems complete."""
 
 
 def _step(checkpoint: Path) -> int | None:

@@ -124,7 +124,7 @@ class RewardTable:
 def score_episodes(
     played: Sequence[Trajectory], settings: RewardSettings, task_weights: Mapping[str, float]
 ) -> EpisodeRewards:
-    """Return the training rewards of the episodes of whole groups.
+    """Return the training rewards of the episodes of complete groups.
 
     Args:
         played: The episodes, with all members of each group.
@@ -307,7 +307,7 @@ def _by_turn(
         out = weights["reward"] * np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
     for name, values in additions.items():
         out = out + weights[f"shaping/{name}"] * values
-    # A reward function judges the whole episode, so its reward belongs to the last turn.
+    # A reward function judges the episode, so its reward belongs to the last turn.
     return out + _last(len(out), sum(weights[name] * value for name, value in own.items()))
 
 

@@ -36,7 +36,7 @@ _NOT_WEIGHTS = ("trainable_tokens_", "ranknum")
 
 
 def engine_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a whole model's weights as its checkpoint has them, with adapters merged. The model stays as it is.
+    """Yield a model's weights as its checkpoint has them, with adapters merged. The model stays as it is.
 
     Raises:
         InvalidConfigError: If its adapter cannot be merged.
@@ -93,7 +93,7 @@ def _active(model: Any) -> str:
 def checkpoint_weights(model: Any, named_parameters: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters as the checkpoint has them that the model was loaded from.
 
-    Each expert of a mixture comes for itself, and the text part of a larger model under its name in the whole.
+    Each expert of a mixture comes separately, and the text part of a larger model under its name there.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for name, value in named_parameters:
@@ -119,7 +119,7 @@ def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     merged: dict[str, dict[str, torch.Tensor]] = {}
     active = _active(model)
     for name, parameter in model.named_parameters():
-        # Of a module that is trained whole there are an untrained copy, and one of each adapter.
+        # Of a module that is trained in full there are an untrained copy, and one of each adapter.
         name = name.replace(f"modules_to_save.{active}.", "")
         if _is_adapters(name, model.prefix) or "original_module" in name or "modules_to_save." in name:
             continue

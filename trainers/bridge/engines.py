@@ -34,7 +34,7 @@ def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
         raise InvalidConfigError(
             f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
             "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
-            "where every process has the whole model."
+            "where every process has the full model."
         )
     args: Any = trainer.args
     tokenizer: Any = trainer.processing_class

@@ -1,7 +1,7 @@
 """Removes the sampling filters from log-probabilities, as training needs.
 
 Every policy reports a token's log-probability under the distribution that it sampled from, after temperature and
-filters (`top_p`, `top_k`, `min_p`, a repetition penalty). Training uses the policy over the whole vocabulary, at the
+filters (`top_p`, `top_k`, `min_p`, a repetition penalty). Training uses the policy over the full vocabulary, at the
 sampling temperature. Even with equal weights, a filter that keeps probability Z makes the two differ by a factor of Z.
 So we remove the filters first, for all backends. With unchanged weights each ratio is then 1.
 """
@@ -31,7 +31,7 @@ def unfiltered_logps(
 
     Args:
         model: The trained model, with the weights that sampled.
-        ids: Shape (T,), T at least 2: the whole row, prompt included.
+        ids: Shape (T,), T at least 2: the full row, prompt included.
         mask: Shape (T,): 1 where the policy wrote a token, never at the first.
         logps: Shape (T,): log-probabilities from sampling, NaN at tokens that were not sampled.
         sampling: How the row was sampled.

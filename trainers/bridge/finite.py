@@ -3,7 +3,7 @@
 Invariants:
 1. A skipped step changes nothing: no weight (not by weight decay either), no moment of the optimizer, no critic, no
    reference, no KL coefficient.
-2. All processes skip a step, or none: the norm is that of the gradient that they have averaged.
+2. All processes skip a step, or none: the norm belongs to the gradient that they have averaged.
 3. In a trainer of TRL a skipped step counts in `global_step`, and the schedule of the learning rate moves on with it,
    so that a run ends where its settings say. In the plain loop it does not count.
 4. After `MAX_SKIPPED_STEPS` skipped steps in a row, training ends with an error.

@@ -55,7 +55,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "llm_envs_state.json"
-"""File in a checkpoint with our state, such as that of the episode source and its curriculum."""
+"""File in a checkpoint with our state, such as the episode source's and its curriculum's."""
 
 
 def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: Any, **others: Any) -> Collector:
@@ -308,7 +308,7 @@ class GenerationPlayer:
             paths = [folder / f"{number}-{name}-{self._process_index}.jsonl" for name in ("kept", "dropped")]
             if missing := [path.name for path in paths if not path.is_file()]:
                 raise InvalidConfigError(
-                    f"{folder} lacks {' and '.join(missing)}, with episodes that were played early: copy the whole "
+                    f"{folder} lacks {' and '.join(missing)}, with episodes that were played early: copy the complete "
                     "checkpoint, or resume from an earlier one."
                 )
             kept, dropped = (to_groups(read_log(path)) for path in paths)
@@ -330,7 +330,7 @@ class GenerationPlayer:
 
     @property
     def _roots(self) -> list[Trajectory]:
-        """The episodes that began anew: branches begin at chosen turns, so their outcomes do not count in metrics."""
+        """The episodes that started fresh: branches begin at chosen turns, so they do not count in metrics."""
         return [trajectory for trajectory in self.played if is_root(trajectory)]
 
     def learn(self) -> None:
@@ -375,7 +375,7 @@ class GenerationPlayer:
         return metrics | {f"sampling/{name}": value for name, value in sorted(found.items())}
 
     def check_failures(self, rows: Sequence[Trajectory]) -> None:
-        """Warn about failed episodes; stop on all processes if whole generations keep failing.
+        """Warn about failed episodes; stop on all processes if all episodes of several generations fail.
 
         Args:
             rows: The episodes of this process's rows.
@@ -462,7 +462,7 @@ def _passes(group_filter: GroupFilter, dropped: list[TrajectoryGroup], group: Tr
 
 
 def _check_stored(specs: Sequence[Sequence[EpisodeSpec]], groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise unless the stored groups are those of the specs, and replacements of them."""
+    """Raise unless the stored groups belong to the specs, and replacements of them."""
     wanted = {members[0].group_id: members[0].seed for members in specs}
     stored = {group.trajectories[0].group_id: group.trajectories[0].seed for group in groups}
     if wanted.items() <= stored.items():

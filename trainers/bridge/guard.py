@@ -46,7 +46,7 @@ class Rounding:
     """Bounds for the noise that is estimated from log-probabilities of one precision, in nats."""
 
     floor: float
-    """A difference that is always taken for rounding: that of one large logit."""
+    """A difference that is always taken for rounding: one large logit's."""
     ceiling: float
     """A difference of a token that is never taken for rounding."""
     median: float
@@ -57,7 +57,7 @@ def rounding_of(dtype: str, *, is_separate_engine: bool = False) -> Rounding:
     """Return the bounds of a precision.
 
     Args:
-        dtype: That of the matrix products, such as float32.
+        dtype: The dtype of the matrix products, such as float32.
         is_separate_engine: Whether another program with other kernels sampled, such as vLLM.
     """
     if dtype in ("bfloat16", "float16") or is_separate_engine:
@@ -119,11 +119,11 @@ def sampling_gaps(
 ) -> npt.NDArray[np.float32]:
     """Compare the log-probabilities from sampling with the trained model's for the same tokens.
 
-    All rows are scored, in micro-batches trimmed like those of the loss.
+    All rows are scored, in micro-batches trimmed as for the loss.
 
     Args:
         score: Returns the trained model's log-probabilities of a batch, shape (B, T).
-        output: TRL's batch of a whole generation.
+        output: TRL's batch of a generation.
         n_rows: Rows of a micro-batch.
 
     Returns:

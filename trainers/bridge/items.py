@@ -167,7 +167,7 @@ def index_dataset(items: EpisodeDataset, split: str) -> Dataset:
 
 
 class RecordedSampler(Sampler[int]):
-    """Yields what another sampler yields, and records the order of the whole epoch."""
+    """Yields what another sampler yields, and records the order of the epoch."""
 
     def __init__(self, sampler: Sampler[int]) -> None:
         self._sampler = sampler
@@ -193,7 +193,7 @@ def upcoming_rows(
         order: The indices of the epoch.
         rows: The rows of the present generation.
         n: Number of generations.
-        stride: Indices from one generation to the next: those of all processes, with their repetitions.
+        stride: Indices from one generation to the next: of all processes, with their repetitions.
         uses: Micro-batches that each generation is used for.
         n_accumulated: Micro-batches of an optimizer step.
 

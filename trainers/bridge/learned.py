@@ -67,7 +67,7 @@ _SETTINGS = (
 
 
 class LearnedLog:
-    """Appends lines of a training's record, each handed to the operating system at once.
+    """Appends lines of a training's record, each handed to the operating system immediately.
 
     Args:
         stored: The writer of the episodes.
@@ -159,7 +159,7 @@ def run_record(
         sampling: How turns are sampled.
         max_model_len: The policy's context in tokens.
         rewards: The rewards of an episode.
-        algorithm: The algorithm, if one holds for the whole run.
+        algorithm: The algorithm, if one holds for the run.
         unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`).
         **facts: Further facts, as JSON types.
     """

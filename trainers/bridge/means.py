@@ -6,7 +6,7 @@ as much as one of a thousand, and one without any as 0.
 Invariants:
 1. A mean is a sum over all items (tokens, rows or pairs) since the last entry, of all micro-batches and processes,
    divided by their number. Without an item, its name is not logged.
-2. A least or greatest value is that of everything since the last entry.
+2. A least or greatest value covers everything since the last entry.
 3. `log` has no collective, because it may be called on one process.
 """
 

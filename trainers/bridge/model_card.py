@@ -68,7 +68,7 @@ def environment_section(
     """Return the section of a card as Markdown.
 
     Args:
-        environments: Those of each split, or a sentence about the data.
+        environments: The environments of each split, or a sentence about the data.
         seed: The run's seed.
         steps: Optimizer steps.
         logs: The trainer's log. The results are the last of an evaluation, else of the last step.
@@ -100,7 +100,7 @@ Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {
 
 def _results(logs: Sequence[Mapping[str, Any]]) -> str:
     for prefix, about in (
-        ("eval_", "On held-out episodes (those of the split test)"),
+        ("eval_", "On held-out episodes (of the split test)"),
         ("", "Not evaluated on held-out episodes. While training, at the last logged step"),
     ):
         names = [prefix + name for name in ("env/success", "reward", "env/reward", "env/episodes", "loss")]

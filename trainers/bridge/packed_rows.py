@@ -1,9 +1,9 @@
 """Rows of unequal length without their padding: several in one row of the forward pass.
 
 The attention of most models of transformers keeps apart rows whose positions begin again at 0; `check_packing` refuses
-the others. With flash attention all rows of a micro-batch are one row, so the cost is that of their tokens. Other
-attention computes whole squares, so rows fill up to the length of the longest, which costs no more than padding.
-Log-probabilities and gradients are those of padded rows, up to rounding.
+the others. With flash attention all rows of a micro-batch are one row, so the cost grows with their tokens. Other
+attention computes full squares, so rows fill up to the length of the longest, which costs no more than padding.
+Log-probabilities and gradients equal those of padded rows, up to rounding.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _SHARE = 0.25
 
 
 def probe_ids(model: Any) -> npt.NDArray[np.int32]:
-    """Return ids to score, shape (T,): some of the whole vocabulary, and those whose rows an adapter trains."""
+    """Return ids to score, shape (T,): some of the full vocabulary, and those whose rows an adapter trains."""
     own: list[int] = []
     for config in model.peft_config.values() if is_peft_model(model) else ():
         rows = getattr(config, "trainable_token_indices", None) or getattr(config, "token_indices", None) or []

@@ -73,7 +73,7 @@ def check_same_rows(rows: Sequence[Mapping[str, Any]], what: str) -> None:
     if len(set(told)) > 1:
         raise InvalidConfigError(
             f"the processes have different {what} to learn from ({', '.join(str(n) for n, _ in told)} rows, process by "
-            "process, and not the same): give all of them the same data in the same order. What is played anew on each "
+            "process, and not the same): give all of them the same data in the same order. Episodes played on each "
             "may differ where an environment looks at the clock or at other services: collect it once, to disk, and "
             "give the folder as source=."
         )
@@ -88,7 +88,7 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
 
     Args:
         args: A trainer's settings.
-        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run at once ("auto"
+        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run concurrently ("auto"
             counts as its first number).
 
     Raises:
@@ -98,7 +98,7 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     if args.world_size == 1:
         return limit
     timeout_s = _group_timeout(args)
-    # Only `max_concurrency` episodes run at once, so a rollout takes up to this many times an episode's limit.
+    # Only `max_concurrency` episodes run concurrently, so a rollout takes up to this many times an episode's limit.
     n_turns = max(1, -(-n_episodes // (FIRST if args.max_concurrency == AUTO else args.max_concurrency)))
     if limit is None:
         return timeout_s / (2 * n_turns)

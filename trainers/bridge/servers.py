@@ -111,7 +111,7 @@ class ServerEngines(ColocatedEngine):
         processing_class: The tokenizer.
         settings: Where the servers are.
         version: Returns the version of the trainer's current weights: its step.
-        max_concurrency: Turns at once on each process.
+        max_concurrency: Concurrent turns on each process.
         **kwargs: Arguments of `ColocatedEngine`.
     """
 
@@ -207,16 +207,16 @@ class ServerEngines(ColocatedEngine):
         with raise_on_all_ranks():
             if self.accelerator.is_main_process:
                 self.policy.send(checkpoint)
-        self._follow(self.policy.checkpoint)  # a server that refused a delta has a whole checkpoint now
+        self._follow(self.policy.checkpoint)  # a server that refused a delta has a full checkpoint now
 
     def _untrained(self, names: set[str]) -> list[tuple[str, torch.Tensor]]:
-        """Return the served checkpoint's tensors that the trained model lacks: servers load whole checkpoints."""
+        """Return the served checkpoint's tensors that the trained model lacks: servers load full checkpoints."""
         missing = [name for name in self._served or {} if name not in names and not name.endswith("lm_head.weight")]
         return read_tensors(self.policy.served_checkpoint, missing) if missing else []
 
     def _score(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Return the first server's log-probabilities of ids, shape (T,). All processes call this."""
-        with raise_on_all_ranks():  # nobody sends other weights before all have asked
+        with raise_on_all_ranks():  # no process sends other weights before all have asked
             scorer = TokenScorer(self.policy.urls[0], api_key=os.environ.get(API_KEY))
             (logps,) = scorer.score_tokens([ids])
             scorer.close()

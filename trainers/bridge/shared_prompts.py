@@ -2,7 +2,7 @@
 
 The rows of a group begin with the same prompt. A causal model's keys and values of a prompt do not depend on what
 follows, so they are computed once, with gradients, and all rows of the group continue from them. Log-probabilities and
-gradients are those of whole rows, up to rounding.
+gradients equal those of full rows, up to rounding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedPrompts:
                 loss.
         """
         if kwargs.get("output_router_logits"):
-            raise ModelError("share_prompts=True: the router's loss of a mixture of experts counts whole rows.")
+            raise ModelError("share_prompts=True: the router's loss of a mixture of experts counts full rows.")
         # The prompt's last token predicts the first token of the completion, so the second pass begins with it.
         n = input_ids.shape[1] - self.n_completion - 1
         if n < 1:

@@ -119,7 +119,7 @@ def _check_sampling(temperature: float, keeps_mask: bool) -> None:
         )
     if keeps_mask:
         raise InvalidConfigError(
-            "keep_sampling_mask: a server scores tokens over its whole vocabulary. Leave it out, or give the teacher "
+            "keep_sampling_mask: a server scores tokens over its full vocabulary. Leave it out, or give the teacher "
             "as a folder or a name, which is loaded into this process."
         )
 

@@ -139,7 +139,7 @@ class ColocatedEngine(VLLMGeneration):
         self.policy.update_weights(self._iter_named_params(), self._version())
 
     def _check(self) -> None:
-        """Check the names and shapes that the engine would get, and, on whole weights, that an adapter has its effect.
+        """Check the names and shapes that the engine would get, and, on full weights, that an adapter has its effect.
 
         vLLM ignores, or fails at, what it does not know, and keeps its own weights for what it does not get.
         """

@@ -5,7 +5,7 @@ llm-envs train sft --config run.yaml --learning-rate 1e-5                  # opt
 accelerate launch -m llm_envs.trainers.cli.commands ppo --env ...             # on many processes
 
 The options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use-peft`, `--lora-r`, `--dtype`, ...)
-and of the training's dataclass here. Exit codes are those of `llm-envs`: 1 for a failure, 2 for wrong arguments.
+and of the training's dataclass here. Exit codes are the same as for `llm-envs`: 1 for a failure, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class GRPOArguments:
     algorithm: str | None = field(
         default=None,
         metadata={
-            "help": f"A published algorithm, whole: {', '.join(ALGORITHMS)}. Or module:NAME, your own Algorithm in an "
+            "help": f"A published algorithm: {', '.join(ALGORITHMS)}. Or module:NAME, your own Algorithm in an "
             "importable module. Left out: what loss_type, beta, epsilon, ... say."
         },
     )
@@ -221,7 +221,7 @@ TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
-    """Return the algorithm with the options' settings; None: that of TRL's settings."""
+    """Return the algorithm with the options' settings; None: the algorithm of TRL's settings."""
     if chosen.algorithm_settings is None:
         return algorithm
     if algorithm is None:
@@ -263,7 +263,7 @@ def _run(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, checkpoint: st
 
 
 def _keep_traceback(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> None:
-    """Write the traceback of a failure to the output folder, because nobody repeats hours of training with --debug."""
+    """Write the traceback of a failure to the output folder, as hours of training are not repeated with --debug."""
     path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def _first_pair(pairs: Sequence[Mapping[str, Any]], codec: ChatCodec, colour: bo
 
 
 def _trained(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> list[str]:
-    """Describe the trained parameters: those of the model, or of an adapter."""
+    """Describe the trained parameters: the model's, or an adapter's."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     n_all = sum(parameter.numel() for parameter in model.parameters())
     n_own = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -180,7 +180,7 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
     return [
         f"environments      {', '.join(trainer.env_ids)}",
         f"generation        {n_episodes // group_size} groups of {group_size} = {n_episodes} episodes on {n_processes} "
-        f"process{'es' if n_processes > 1 else ''}, at most {args.max_concurrency} at once on each",
+        f"process{'es' if n_processes > 1 else ''}, at most {args.max_concurrency} concurrently on each",
         f"optimizer step    {per_step} rows in micro-batches of {args.per_device_train_batch_size}; a generation "
         f"lasts {uses:g} steps",
         f"data              {n_items} items: an epoch is {n_items * group_size / n_episodes:g} generations",

@@ -67,7 +67,7 @@ __all__ = [
 
 @dataclass(kw_only=True)
 class SFTRLSettings(ModelConfig):
-    """The settings of both trainings, with those of TRL's `ModelConfig`. The module's docstring shows them as YAML.
+    """The settings of both trainings, with the fields of TRL's `ModelConfig`. The module's header shows them as YAML.
 
     Mode "rl" trains `model_name_or_path` only if `output_dir` has no model from an earlier sft.
     """
@@ -120,7 +120,7 @@ class SFTRLSettings(ModelConfig):
         return section
 
     def _config(self, kind: Any, section: Mapping[str, Any], name: str, *, is_played: bool) -> Any:
-        """Return the config of a section, its values converted as those of a file."""
+        """Return the config of a section, its values converted as from a file."""
         shared = cast("dict[str, Any]", self.env_kwargs) if is_played else {}
         common = {"seed": self.seed, "output_dir": str(Path(self.output_dir) / name)}
         own = {"env_kwargs": shared | check_env_kwargs(section.get("env_kwargs"))}
@@ -239,7 +239,7 @@ def _rl_trainer(settings: SFTRLSettings, args: EnvGRPOConfig) -> EnvGRPOTrainer:
 
 
 def _merged(start: Path, settings: SFTRLSettings) -> Path:
-    """Return a folder with a whole model. If `start` has an adapter, merge it into its base model first."""
+    """Return a folder with a full model. If `start` has an adapter, merge it into its base model first."""
     if not (start / "adapter_config.json").exists():
         return start
     place, state = Path(settings.output_dir) / "merged", PartialState()

@@ -1,4 +1,4 @@
-"""Advantages of whole episodes from rewards and groups.
+"""Advantages of episodes from rewards and groups.
 
 Every function here is an `AdvantageFn`; `functools.partial` binds its settings. An episode whose reward is
 NaN (errored, unscored) does not enter any baseline, standard deviation or rank, and its advantage is 0. A group is the
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 AdvantageFn = Callable[..., torch.Tensor]
-"""`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, of shape (B,) for whole episodes or (B, K) for turns.
+"""`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, of shape (B,) for episodes or (B, K) for turns.
 
 `rewards_B` is NaN for an episode without a score; `group_ids_B` are ints; `turn_rewards_BK` is NaN where an episode
 has no such turn, and may be None if the function does not use turns. The result is detached, finite, in float32
@@ -89,7 +89,7 @@ def group_normalised(
         rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
-        scale: Divide by the standard deviation of the group, or of the whole batch, with n - 1 in the denominator. The
+        scale: Divide by the standard deviation of the group, or of the batch, with n - 1 in the denominator. The
             batch's does not inflate groups with little spread ("Part I: Tricks or Traps?", arXiv 2508.08221).
         eps: Added to the standard deviation.
 
@@ -114,7 +114,7 @@ def group_normalised(
 def ignore_reward(
     rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return 0 for every episode: the task pays nothing, and a KL to a teacher is all that is learned from.
+    """Return 0 for every episode: the task's reward does not count, and a KL to a teacher is all that is learned from.
 
     Args:
         rewards_B: Shape (B,), any dtype; not read.
@@ -151,7 +151,7 @@ def leave_one_out(
 def batch_whitened(
     rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `(r_i - mean(r)) / sqrt(var(r) + 1e-8)` over the whole batch: REINFORCE++ (arXiv 2501.03262).
+    """Return `(r_i - mean(r)) / sqrt(var(r) + 1e-8)` over the batch: REINFORCE++ (arXiv 2501.03262).
 
     Args:
         rewards_B: Shape (B,), any dtype; NaN for a missing score.
@@ -200,7 +200,7 @@ def max_at_k(
     *,
     k: int = 4,
 ) -> torch.Tensor:
-    """Return advantages whose policy gradient is that of `E[max(r_1, ..., r_k)]`, without bias.
+    """Return advantages whose policy gradient is the gradient of `E[max(r_1, ..., r_k)]`, without bias.
 
     `A_i = k / C(n-1, k-1) sum_J (max(r_i, max r_J) - max r_J)` over the sets J of k - 1 other members. A term is the
     increase of the maximum by the episode. For k = 1 this is `leave_one_out`. ("Pass@K Policy Optimization", arXiv

@@ -108,11 +108,11 @@ class Algorithm:
     token's KL is subtracted from its own advantage; no baseline or other token is involved."""
     kl_ratio: RatioLevel | None = None
     """With `kl_in="loss"`: the tokens that share the ratio pi / pi_old by which the KL is multiplied (`log_ratios`), so
-    that its gradient is that of KL(pi||rho) for tokens of older weights too; None: no ratio."""
+    that its gradient is KL(pi||rho)'s for tokens of older weights too; None: no ratio."""
     entropy_coef: float = 0.0
     """Coefficient of the mean entropy per token, which is subtracted from the loss."""
     top_entropy_quantile: float = 1.0
-    """Share of a micro-batch's tokens, those of the highest entropy, whose loss counts ("Beyond the 80/20 Rule", arXiv
+    """Share of a micro-batch's tokens, with the highest entropy, whose loss counts ("Beyond the 80/20 Rule", arXiv
     2506.01939). The KL, the entropy bonus and the divisor are of all tokens."""
     pair_selector: PairSelector | None = None
     """`(rewards_B, group_ids_B) -> pairs_P2`; together with `pair_loss_fn` it adds a loss on pairs."""
@@ -123,7 +123,7 @@ class Algorithm:
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
     branches: float = 0.0
-    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew. At
+    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all start fresh. At
     least two do."""
     branch_at: Literal["every_turn", "least_sure", "disagreement"] | Callable[..., Any] = "every_turn"
     """Where branches begin: a function of `rollout.tree` by name, or `(roots, n) -> n pairs (root, turn)`."""
@@ -148,7 +148,9 @@ class Algorithm:
         if self.constant is not None and not self.constant > 0:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
         if not 0.0 <= self.branches < 1.0:
-            raise ValueError(f"branches is {self.branches}; it must be from 0 to below 1, as some episodes begin anew.")
+            raise ValueError(
+                f"branches is {self.branches}; it must be from 0 to below 1, as some episodes start fresh."
+            )
         if self.branches and self.pair_loss_fn is not None:
             raise ValueError(
                 f"branches is {self.branches}, and the algorithm learns from pairs: a branch and its root would be a "
@@ -342,7 +344,7 @@ DAPO = Algorithm(
 )
 """Decoupled clip, dynamic sampling, loss over tokens, soft overlong punishment ("DAPO", arXiv 2503.14476)."""
 RLOO = Algorithm("rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, normalisation="constant", constant=1.0)
-"""REINFORCE on whole sequences, with the mean of the group's others as baseline ("Back to Basics", arXiv 2402.14740);
+"""REINFORCE on sequences, with the mean of the group's others as baseline ("Back to Basics", arXiv 2402.14740);
 on-policy."""
 REINFORCE = Algorithm(
     "reinforce",
@@ -351,7 +353,7 @@ REINFORCE = Algorithm(
     normalisation="constant",
     constant=1.0,
 )
-"""The policy gradient of whole sequences, with the mean of the batch's others as baseline (R. Williams, 1992);
+"""The policy gradient of sequences, with the mean of the batch's others as baseline (R. Williams, 1992);
 on-policy."""
 GSPO = Algorithm(
     "gspo",
@@ -377,9 +379,9 @@ GIGPO = Algorithm("gigpo", advantage_fn=partial(state_groups, scale=True), by_st
 Policy Optimization", arXiv 2505.10978); loss over tokens."""
 DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
 """Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
-discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
+discount, and the task's reward does not count ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
 DISTILL_LOSS = Algorithm("distill_loss", advantage_fn=ignore_reward, normalisation="token", kl_fn=k2, kl_coef=1.0)
-"""`DISTILL` by a loss, `k2`, which is computed anew at each step: no clip applies. Equal on-policy."""
+"""`DISTILL` by a loss, `k2`, which is recomputed at each step: no clip applies. Equal on-policy."""
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
 """The policy's part of PPO (arXiv 1707.06347); the critic of `EnvPPOTrainer` computes the advantages."""
 

@@ -37,7 +37,7 @@ class Batch:
     ref_logps_BT: torch.Tensor | None = None
     """The reference's log-probabilities. Needed for a KL; a loss on pairs takes `old_logps_BT` without it."""
     policy_logps_BT: torch.Tensor | None = None
-    """The policy's log-probabilities before the first step, over the whole vocabulary like the reference's, whereas
+    """The policy's log-probabilities before the first step, over the full vocabulary like the reference's, whereas
     those from sampling may be filtered (top_p, ...). Needed for a KL in the reward."""
     sampled_logps_BT: torch.Tensor | None = None
     """Float32: log-probabilities from sampling, under its filters. NaN if a token of the mask was not sampled (an
@@ -62,7 +62,7 @@ class Batch:
     """The `llm_envs.types.SamplingParams` behind `sampled_logps_BT`; None: all of their defaults."""
     kept: tuple[Any, ...] | None = None
     """By row, `llm_envs.types.KeptTokens` or None: the tokens that the sampling filters kept at each sampled token
-    (`SamplingParams.keep_mask`). Every log-probability is then over those tokens. None: over the whole vocabulary."""
+    (`SamplingParams.keep_mask`). Every log-probability is then over those tokens. None: over the full vocabulary."""
 
     rewards_B: torch.Tensor | None = None
     """Float32: the episode's reward; NaN without a score or a trained token, and in rows beyond its first. Needed to
@@ -73,7 +73,7 @@ class Batch:
     """Int64: index of each row's episode in the generation; None: each row is an episode."""
 
     group_tokens_B: torch.Tensor | None = None
-    """How many tokens each row's group has in the whole generation (`masking.group_token_counts`), for
+    """How many tokens each row's group has in the generation (`masking.group_token_counts`), for
     `normalisation="prompt"` if this batch is a part of one; None: those here."""
     denominator: float | torch.Tensor | None = None
     """The divisor of `masking.aggregate_loss` if this batch is a part of one; None: the batch's own."""

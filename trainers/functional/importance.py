@@ -41,7 +41,7 @@ def importance_weights(
     so long episodes soon leave the bounds: prefer "token_truncate" for several turns. "*_truncate": a ratio out of
     bounds is cut to the bound ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", Yao et al.
     2025). "*_mask": it becomes 0. These are TRL's values of `vllm_importance_sampling_mode`. We add "turn_*", the
-    geometric mean of the ratios of a turn's tokens (arXiv 2511.20718), and "geometric_*", that of a row's tokens
+    geometric mean of the ratios of a turn's tokens (arXiv 2511.20718), and "geometric_*", of a row's tokens
     (GSPO, arXiv 2507.18071). Their logarithm does not grow with the length.
 
     Args:

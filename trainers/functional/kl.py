@@ -5,13 +5,13 @@ With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never
 | name | per token | expectation | gradient in expectation, in the loss |
 |---|---|---|---|
 | `k1` | `d` | KL(pi‖rho) | 0: useless in a loss, right in the reward |
-| `k2` | `d^2 / 2` | close to KL(pi‖rho) near pi = rho | that of KL(pi‖rho) |
-| `k3` | `exp(-d) - 1 + d` | KL(pi‖rho) | that of KL(rho‖pi) |
+| `k2` | `d^2 / 2` | close to KL(pi‖rho) near pi = rho | of KL(pi‖rho) |
+| `k3` | `exp(-d) - 1 + d` | KL(pi‖rho) | of KL(rho‖pi) |
 | `absolute` | `\|d\|` | at least KL(pi‖rho) | that of `sum_a \|pi - rho\|`, twice the total variation |
-| `k1_weighted`, `k3_weighted` | `w k1`, `w k3` | KL(pi‖rho) | that of KL(pi‖rho) |
+| `k1_weighted`, `k3_weighted` | `w k1`, `w k3` | KL(pi‖rho) | of KL(pi‖rho) |
 
 `w = pi(a) / stopgrad(pi(a))` is 1 and carries the gradient of sampling; `importance_weighted_kl` has the general
-form, for tokens sampled from an older policy. Gradients are those of the token's own distribution given what came
+form, for tokens sampled from an older policy. Gradients are of the token's own distribution given what came
 before it.
 
 In the reward and in the advantages (`kl_in_reward`) the estimate is a number without a gradient. Use `k1` there:
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 KLSchedule = Callable[[int, int, float | None], float]
-"""`(step, n_steps, kl) -> coefficient`. The arguments are optimizer steps done, steps of the whole run, and the mean KL
+"""`(step, n_steps, kl) -> coefficient`. The arguments are optimizer steps done, steps of the run, and the mean KL
 per token in nats over the steps since the last call (None before the first)."""
 
 KLFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -91,7 +91,7 @@ def k1(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
 def k2(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return `(log pi - log rho)^2 / 2`: biased for KL(pi‖rho), never negative.
 
-    For the loss, not for the reward: its expected gradient is that of KL(pi‖rho), exactly. Arguments as in `k1`.
+    For the loss, not for the reward: its expected gradient is KL(pi‖rho)'s, exactly. Arguments as in `k1`.
     """
     return 0.5 * k1(logps_BT, ref_logps_BT, mask_BT) ** 2
 
@@ -99,7 +99,7 @@ def k2(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
 def k3(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return `exp(log rho - log pi) - 1 - (log rho - log pi)`: unbiased for KL(pi‖rho), never negative, low variance.
 
-    For the loss, as in GRPO (arXiv 2402.03300): its expected gradient is that of KL(rho‖pi), the other direction. It is
+    For the loss, as in GRPO (arXiv 2402.03300): its expected gradient is KL(rho‖pi)'s, the other direction. It is
     the best estimator for logging. Not for the reward. Arguments as in `k1`.
     """
     difference_BT = -k1(logps_BT, ref_logps_BT, mask_BT)
@@ -244,8 +244,8 @@ def exact_kl(
     """Return `KL(p‖q) = sum_v p_v (log p_v - log q_v)` over the vocabulary, in the order of the arguments.
 
     For the loss, or for diagnosis. Gradients flow into both arguments: detach the reference's. In expectation, k2 and
-    the weighted estimators have the gradient of `exact_kl(policy, reference)`, and k3 that of `exact_kl(reference,
-    policy)`.
+    the weighted estimators have the gradient of `exact_kl(policy, reference)`, and k3 has
+    the one of `exact_kl(reference, policy)`.
 
     Args:
         logits_p_BTV: Shape (..., V), unnormalised; -inf forbids a token.
@@ -264,7 +264,7 @@ def exact_kl(
 
 
 def kl_per_sequence(kl_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return `sum_t m_t k_t`, the estimate for each whole sequence, shape (B,); 0 for a fully masked row."""
+    """Return `sum_t m_t k_t`, the estimate for each sequence, shape (B,); 0 for a fully masked row."""
     return masked_sum(kl_BT, mask_BT, dim=1)
 
 
@@ -281,7 +281,7 @@ def kl_in_reward(rewards: torch.Tensor, kl_BT: torch.Tensor, mask_BT: torch.Tens
     Use `k1`: a policy gradient of `E[r - beta k1]` maximises `E[r] - beta KL(pi‖rho)` exactly.
 
     Args:
-        rewards: Shape (B,): subtract the penalty of the whole sequence; or (B, T): subtract each token's penalty. A
+        rewards: Shape (B,): subtract the sequence's penalty; or (B, T): subtract each token's penalty. A
             row without a score stays NaN.
         kl_BT: Shape (B, T); masked places may hold anything.
         mask_BT: Shape (B, T), bool or 0/1.

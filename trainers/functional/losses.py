@@ -100,7 +100,7 @@ def _turn_means(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 def policy_gradient(
     logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Return `-A log pi`: REINFORCE (R. Williams, 1992). On-policy, its gradient is that of minus the expected reward.
+    """Return `-A log pi`: REINFORCE (R. Williams, 1992). On-policy, it has the gradient of minus the expected reward.
 
     Args:
         logps_BT: Shape (B, T), with gradient; masked places may hold anything.

@@ -102,7 +102,7 @@ def masked_whiten(
         mask: Same shape, bool or 0/1.
         shift_mean: Whether the mean becomes 0; otherwise it does not change.
         eps: Added to the variance.
-        moments: Mean and variance to use, such as those over all processes; None: those of this tensor.
+        moments: Mean and variance to use, such as over all processes; None: this tensor's.
     """
     flags = mask.bool()
     mean, variance = masked_moments(values, flags) if moments is None else moments
@@ -137,7 +137,7 @@ def aggregate_loss(
         normalisation: One of the four.
         constant: The c of "constant".
         denominator: Replaces the divisor (the number of tokens, of prompts, of rows, `B c`) if this batch is a part of
-            a larger one that is normalised as a whole, as in gradient accumulation.
+            a larger one that is normalised together, as in gradient accumulation.
         group_ids_B: Shape (B,), ints: the prompt of each row, for "prompt".
         group_tokens_B: Shape (B,): number of tokens of the row's group, from `group_token_counts` of the larger batch
             if this is a part of it. None: counted in this batch.

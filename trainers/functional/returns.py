@@ -118,7 +118,7 @@ def gae(
     next_advantages_B = values_BT.new_zeros(n_rows)
     next_turns_B: torch.Tensor | None = None
     advantages_BT = torch.zeros_like(values_BT)
-    # The `next_...` values are those of the policy's next token. At a masked place they pass through unchanged.
+    # The `next_...` values belong to the policy's next token. At a masked place they pass through unchanged.
     for t in reversed(range(n_tokens)):
         here_B = flags_BT[:, t]
         gammas_B = values_BT.new_full((n_rows,), gamma)

@@ -32,7 +32,7 @@ __all__ = ["RewardHackingAlarm", "observe_sample"]
 logger = logging.getLogger(__name__)
 
 _STATE = "llm_envs_reward_hacking"
-"""Key of our state in transformers'. If it were the name of a class, transformers would construct that class anew."""
+"""Key of our state in transformers'. If it were the name of a class, transformers would construct that class again."""
 
 
 class RewardHackingAlarm(TrainerCallback):

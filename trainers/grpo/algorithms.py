@@ -1,4 +1,4 @@
-"""The active algorithm of `EnvGRPOTrainer`: one for the whole run, or a schedule.
+"""The active algorithm of `EnvGRPOTrainer`: one for the run, or a schedule.
 
 The algorithm changes only between generations. It sets the advantages, loss, normalisation, KL and its coefficient,
 entropy bonus, pairs, dynamic sampling and overlong punishment.
@@ -52,7 +52,7 @@ class AlgorithmState:
 
     Args:
         args: The trainer's settings.
-        given: The trainer's `algorithm` argument; None: that of TRL's settings (`algorithm_from_trl`). A schedule must
+        given: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule must
             depend only on the generation: it is called for every generation before training starts, so an invalid
             algorithm is rejected first.
         known: The algorithms that can be given by name.
@@ -151,7 +151,7 @@ class AlgorithmState:
 
         Args:
             step: Optimizer steps done.
-            n_steps: Optimizer steps of the whole run.
+            n_steps: Optimizer steps of the run.
 
         Raises:
             InvalidConfigError: If the schedule gives an algorithm that it did not give before training.
@@ -179,7 +179,7 @@ class AlgorithmState:
             return given
         spread = create_spread_filter()
 
-        # The collector keeps one filter for the whole run, so the filter looks up the current algorithm at each call.
+        # The collector keeps one filter for the run, so the filter looks up the current algorithm at each call.
         def keeps(group: TrajectoryGroup) -> bool:
             return (given is None or given(group)) and (not self.algorithm.dynamic_sampling or spread(group))
 

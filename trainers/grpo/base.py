@@ -139,7 +139,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             self._synced_step = self.state.global_step
 
     def _n_further_rows(self, n_forks: int) -> int:
-        """Return how many rows to add for forked episodes: the same number on every process, in whole groups.
+        """Return how many rows to add for forked episodes: the same number on every process, in full groups.
 
         Args:
             n_forks: Rows beyond the first of each episode, on this process.
@@ -168,7 +168,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         score: Callable[[Mapping[str, Any]], torch.Tensor],
         unfilter: UnfilterFn,
     ) -> None:
-        """On the first batch, raise if the log-probabilities from sampling differ from those of the trained model.
+        """On the first batch, raise if the log-probabilities from sampling differ from the trained model's.
 
         Args:
             output: The batch.

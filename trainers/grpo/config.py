@@ -1,4 +1,4 @@
-"""GRPO settings: TRL's and those of the environment."""
+"""GRPO settings: TRL's and the environment's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     )
     max_concurrency: int | str = field(
         default=128,
-        metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
+        metadata={"help": "Concurrent episodes on each process. auto: as many as raise the throughput."},
     )
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
@@ -102,7 +102,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         default=0.1,
         metadata={
             "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; "
-            "above it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
+            "above it training stops. Masking and template bugs cost nats, bf16 about 0.01. None: no guard."
         },
     )
     async_generations: int = field(
@@ -136,7 +136,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     save_trajectories: bool = field(
         default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
     )
-    # TRL's default masks whole long episodes as off-policy; truncating each token's ratio does not.
+    # TRL's default masks long episodes as off-policy; truncating each token's ratio does not.
     vllm_importance_sampling_mode: ImportanceMode = field(
         default="token_truncate",
         metadata={

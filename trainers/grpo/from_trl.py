@@ -3,7 +3,7 @@
     EnvGRPOConfig(loss_type="dapo", beta=0.04, epsilon_high=0.28)
 
 takes the step that TRL's own trainer takes on the same rows. One thing differs: the entropy bonus is a mean over the
-tokens of the whole step, and TRL's is one over each micro-batch.
+tokens of the step, and TRL's is one over each micro-batch.
 """
 
 from __future__ import annotations

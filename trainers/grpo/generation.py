@@ -20,7 +20,7 @@ __all__ = ["Generation"]
 
 @dataclass
 class Generation:
-    """The episodes that this process played at once, and what their rows need until they are trained."""
+    """The episodes that this process played together, and what their rows need until they are trained."""
 
     episodes: EpisodeRewards = field(default_factory=lambda: EpisodeRewards({}, {}, (), ()))
     kept: KeptRows = field(default_factory=KeptRows)
@@ -56,7 +56,7 @@ class Generation:
         if not path.is_file():
             raise InvalidConfigError(
                 f"{path.parent} lies inside a generation, and {path.name}, with the rest of it, is missing: copy the "
-                "whole folder, or resume from an earlier checkpoint."
+                "complete folder, or resume from an earlier checkpoint."
             )
         # The file has only tensors and numbers, so loading it need not be able to run code.
         content = torch.load(path, map_location="cpu", weights_only=True)

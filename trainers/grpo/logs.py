@@ -112,7 +112,7 @@ class LogsGenerations(LogsMeans):
         Args:
             algorithm: The algorithm.
             batch: The micro-batch with log-probabilities and entropies.
-            stats: Those of `algorithm_loss`.
+            stats: The statistics of `algorithm_loss`.
         """
         mask_BT, logps_BT = batch.mask_BT, batch.need("logps_BT").detach()
         old_BT = logps_BT if batch.old_logps_BT is None else batch.old_logps_BT

@@ -1,11 +1,11 @@
 """Pairs of episodes in `EnvGRPOTrainer`: their rows, and their loss if micro-batches split them.
 
 Invariants:
-1. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
-   are split into micro-batches. A generation of several steps is normalised as a whole, as TRL's "dapo" loss is.
+1. The gradient of an optimizer step is `algorithm_loss`'s on the step's rows of all processes, however the rows
+   are split into micro-batches. A generation of several steps is normalised together, as TRL's "dapo" loss is.
 2. Both rows of a pair are in one optimizer step, on one process. If they are in different micro-batches, a pass without
    gradient before the step gives the slope of the pair's loss at each row's log-ratio. Each row's gradient is then
-   exact without the other row, so memory use is that of one micro-batch.
+   exact without the other row, so memory holds one micro-batch.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PairedRows:
         # over the step they give the exact gradient.
         rows = inputs["row"].cpu()
         ratios_R, is_here = self.ratios_R, torch.isin(self.pairs_P2, rows)
-        if len(rows) % group_size == 0:  # whole groups: both rows of every pair were just computed
+        if len(rows) % group_size == 0:  # full groups: both rows of every pair were just computed
             ratios_R = torch.zeros_like(self.ratios_R)
             ratios_R[rows] = self._log_ratios(logps_BT.detach(), inputs).cpu()
         pairs_P2 = self.pairs_P2[is_here.any(1)]

@@ -20,7 +20,7 @@ Invariants:
 4. All members of a group play the same seed, on the same process.
 5. Each sampled token is trained in exactly one row. If an episode's history forks, the episode has several rows: all
    share its advantage, and the first carries its reward.
-6. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
+6. The gradient of an optimizer step is `algorithm_loss`'s on the step's rows of all processes, however the rows
    are split into micro-batches. If a generation has several steps, tokens and pairs are counted over all of them.
 7. The algorithm and its coefficient change only between generations; checkpoints store them.
 """
@@ -365,7 +365,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             weight = shares.pair_weight(paired.n_pairs)
             batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
             self._add_totals({"pairs/accuracy": (n_right, n_pairs)})
-        # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
+        # The entropy bonus is a mean over the tokens of the step, so weight this micro-batch by its tokens.
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
         present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)

@@ -172,8 +172,8 @@ def micro_batch_rows(batch: Batch, size: int | None, *, whole_groups: bool = Fal
 
     Args:
         batch: The rows.
-        size: Maximum rows of a part; None: all at once.
-        whole_groups: Whether to keep groups whole (for losses on pairs). A part then has at least one group.
+        size: Maximum rows of a part; None: all together.
+        whole_groups: Whether to keep groups together (for losses on pairs). A part then has at least one group.
     """
     n_rows = len(batch)
     if size is None or size >= n_rows:
@@ -194,7 +194,7 @@ def micro_batch_rows(batch: Batch, size: int | None, *, whole_groups: bool = Fal
 
 
 def minibatch_rows(batch: Batch, n: int, *, seed: int) -> list[torch.Tensor]:
-    """Divide a generation into `n` parts of whole groups, in random order: one optimizer step each.
+    """Divide a generation into `n` parts of full groups, in random order: one optimizer step each.
 
     Args:
         batch: The generation.

@@ -7,9 +7,9 @@
 The loop uses one process and one device. For several, use `EnvGRPOTrainer`.
 
 Invariants:
-1. Gradients of micro-batches add up to those of the whole batch: every term of the loss is divided by its count in the
-   whole batch (tokens, episodes, pairs). A generation of several steps counts tokens and pairs of all of them, so that
-   the gradients are those of `EnvGRPOTrainer`.
+1. Gradients of micro-batches add up to the batch's: every term of the loss is divided by its count in the
+   batch (tokens, episodes, pairs). A generation of several steps counts tokens and pairs of all of them, so that
+   the gradients equal `EnvGRPOTrainer`'s.
 2. The episodes depend only on the source's position and the run seed, so a resumed run continues exactly as an
    uninterrupted one. (Not with `Collector(over_sampling=...)`, which takes the episodes that finish first.)
 3. Checkpoints are written, and the algorithm changes, only between iterations.
@@ -114,7 +114,7 @@ def training_iteration(
         iteration_hook: Called at the end.
         settings: The loop's settings.
         checks_sampling: Whether the log-probabilities from sampling are compared (`logps_tolerance`); None: if no step
-            has been taken. `train` compares those of its first generation, after a resume too.
+            has been taken. `train` compares them for its first generation, after a resume too.
 
     Returns:
         The state after the iteration; and the means of its steps' metrics, `reward/<column>` of each reward column,
@@ -122,7 +122,7 @@ def training_iteration(
 
     Raises:
         InvalidConfigError: If settings contradict one another.
-        ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
+        ModelError: If the log-probabilities before the first step differ from sampling's (`logps_tolerance`).
     """
     settings, sampling = settings or LoopSettings(), sampling or SamplingParams()
     _check_algorithm(algorithm, state)
@@ -191,7 +191,7 @@ def train(
         eval_fn: Measures the state on held-out problems of the train split.
         eval_every: Iterations between two evaluations; 0: never. If above 0, the last iteration is evaluated too.
         best_by: The metric of `eval_fn` that chooses the best checkpoint; greater is better.
-        checkpoint_fn: Saves the best state, the last one, and those of `save_every` (`create_checkpoint_fn`).
+        checkpoint_fn: Saves the best state, the last one, and every `save_every` (`create_checkpoint_fn`).
         save_every: Iterations between two saves; 0: only the best and the last.
         logger: Gets the number of each iteration, from 1, and its metrics (`llm_envs.tracking.loggers`).
 
@@ -482,7 +482,7 @@ def _with_max_length(
     """Return the settings with the greatest completion length of an episode, if the algorithm needs it.
 
     Raises:
-        InvalidConfigError: If it is not known. The limit of a turn is not that of an episode.
+        InvalidConfigError: If it is not known. The limit of a turn is no limit of an episode.
     """
     is_constant = algorithm.normalisation == "constant" and algorithm.constant is None
     if settings.max_length is not None or not (algorithm.overlong or is_constant):

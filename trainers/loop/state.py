@@ -86,7 +86,7 @@ class TrainingState:
 
     @property
     def device(self) -> torch.device:
-        """The device for batches: that of the model's first parameter."""
+        """The device for batches, on which the model's first parameter is."""
         return next(self.model.parameters()).device
 
 
@@ -250,7 +250,7 @@ def save_training_state(
 def load_training_state(folder: str | Path, state: TrainingState) -> TrainingState:
     """Return a saved state, loaded into the model, optimizer, scheduler and reference of the given one.
 
-    This also restores the random states of torch, NumPy and Python in this process (those of GPUs only if there are as
+    This also restores the random states of torch, NumPy and Python in this process (of GPUs only if there are as
     many as before). `train` passes `source_state` on to the episode source, the prompts and the reference update.
 
     Args:

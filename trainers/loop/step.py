@@ -36,7 +36,7 @@ class LoopSettings:
     n_minibatches: int = 1
     """Optimizer steps per epoch, each on a part of the groups."""
     micro_batch_size: int | None = None
-    """Rows of one forward and backward pass; None: a whole minibatch. It affects memory, not the gradient."""
+    """Rows of one forward and backward pass; None: a full minibatch. It affects memory, not the gradient."""
     autocast_dtype: torch.dtype | None = None
     """The dtype of matrix products in training (`torch.bfloat16`); None: the weights' dtype."""
     old_logps: Literal["sampled", "recomputed"] = "sampled"
@@ -148,7 +148,7 @@ def training_step(
     # transformers recomputes activations (gradient checkpointing) only in training mode.
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
-    # Divisor, group sizes and pairs are those of the whole batch, so that micro-batches do not change the gradient.
+    # Divisor, group sizes and pairs come from the full batch, so that micro-batches do not change the gradient.
     denominator = batch.denominator
     if denominator is None:
         denominator = _denominator(algorithm, batch, settings.max_length)
@@ -187,7 +187,7 @@ def _check_sampled_logps(batch: Batch) -> None:
     """Raise if ratios cannot be against the log-probabilities from sampling."""
     if batch.sampling is not None and has_filters(batch.sampling):
         raise InvalidConfigError(
-            f"the batch was sampled with filters ({batch.sampling}), and its log-probabilities are those of the "
+            f"the batch was sampled with filters ({batch.sampling}), and its log-probabilities are from the "
             "filtered distribution: call `loop.batch.without_filters` before the first step, or ratios would not be 1."
         )
     if bool(batch.need("sampled_logps_BT")[batch.mask_BT].isnan().any()):
@@ -214,11 +214,11 @@ def _denominator(algorithm: Algorithm, batch: Batch, max_length: float | None) -
 def share_of_generation(
     algorithm: Algorithm, whole: Batch, rows: torch.Tensor, n_parts: int
 ) -> tuple[Algorithm, Batch]:
-    """Return the algorithm and a minibatch, normalised as in `EnvGRPOTrainer`: by the counts of the whole generation.
+    """Return the algorithm and a minibatch, normalised as in `EnvGRPOTrainer`: by the generation's counts.
 
     Args:
         algorithm: The algorithm.
-        whole: The generation.
+        whole: The full generation.
         rows: The rows of the minibatch.
         n_parts: Minibatches of the generation. Each divides by this share of the generation's tokens and pairs.
     """
@@ -237,7 +237,7 @@ def share_of_generation(
 def _share(
     algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | None, share: float, scale: float = 1.0
 ) -> Algorithm:
-    """Return the algorithm with terms scaled so that the means of parts add up to `scale` times those of the whole."""
+    """Return the algorithm with terms scaled so that the means of parts add up to `scale` times the batch's."""
     share *= scale
     algorithm = replace(algorithm, entropy_coef=algorithm.entropy_coef * share)
     if pairs_P2 is None or algorithm.pair_loss_fn is None:
@@ -251,7 +251,7 @@ def _share(
     pair_loss_fn, part = algorithm.pair_loss_fn, scale * len(own_P2) / max(len(listed), 1)
     return replace(
         algorithm,
-        # The pairs were selected on the whole batch. Here they only get the micro-batch's row numbers.
+        # The pairs were selected on the full batch. Here they only get the micro-batch's row numbers.
         pair_selector=lambda rewards_B, group_ids_B: here_P2,
         pair_loss_fn=lambda chosen_P, rejected_P: part * pair_loss_fn(chosen_P, rejected_P),
     )
@@ -260,7 +260,7 @@ def _share(
 def _additive(
     stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch, n_sampled: int
 ) -> dict[str, float]:
-    """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
+    """Return a micro-batch's statistics, scaled so that their sums are the batch's."""
     out = {name: float(stats[name]) * share for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats}
     out["loss"] = float(stats["loss"])
     if "pairs" in stats:

@@ -1,4 +1,4 @@
-"""PPO settings: those of GRPO and those of the critic."""
+"""PPO settings: GRPO's and the critic's."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class EnvPPOConfig(EnvGRPOConfig):
         if self.share_prompts or self.packing:
             raise InvalidConfigError(
                 f"share_prompts={self.share_prompts}, packing={self.packing}: a critic reads the hidden states of "
-                "padded, whole rows; leave both out."
+                "padded, full rows; leave both out."
             )
 
     def _start_trl(self) -> None:

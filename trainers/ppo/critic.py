@@ -101,7 +101,7 @@ class Critic(nn.Module):
         card = json.loads(read_text(folder / _CARD_FILE))
         if card != self._card():
             raise ModelError(
-                f"the critic in {folder} is {card}, that of this trainer {self._card()}: give the trainer the same "
+                f"the critic in {folder} is {card}, this trainer's {self._card()}: give the trainer the same "
                 "`critic` as the run that is resumed."
             )
         self.head.load_state_dict(load_file(folder / _HEAD_FILE))

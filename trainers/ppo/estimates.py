@@ -80,7 +80,7 @@ def episode_tokens(trajectories: Sequence[Trajectory], mask_BT: torch.Tensor) ->
         tokens: list[tuple[int, int]] = []
         for number, turn in enumerate(trajectory.turns):
             starts[owner, number] = len(tokens)
-            # A turn in a masked row keeps its place but gets no token, so turn numbers stay those of the episode.
+            # A turn in a masked row keeps its place but gets no token, so turn numbers stay the episode's.
             if turn.row >= 0 and trained_B[lines[turn.row]]:
                 row = trajectory.rows[turn.row]
                 start, stop = (min(place - row.prompt_length, n_columns) for place in row.spans[turn.span])
@@ -129,7 +129,7 @@ def estimate(
     by_turn: bool = False,
     penalties_BT: torch.Tensor | None = None,
 ) -> Estimates:
-    """Return generalised advantages over the policy's tokens of whole episodes (see `gae`).
+    """Return generalised advantages over the policy's tokens of episodes (see `gae`).
 
     Args:
         trajectories: E episodes, in the order of their rows.
@@ -149,7 +149,7 @@ def estimate(
     tokens = episode_tokens(trajectories, mask_BT)
     values_ES = tokens.gather(values_BT.cpu())
     n_tokens = values_ES.shape[1]
-    # A branch repeats turns of another episode: what they earned was paid before its first token.
+    # A branch repeats turns of another episode: their rewards came before its first token.
     own = [own_turns(rewards, trajectory) for rewards, trajectory in zip(turn_rewards, trajectories, strict=True)]
     rewards_EK = turn_matrix(own).to(values_ES)
     n_missing = tokens.starts_EK.shape[1] - rewards_EK.shape[1]  # turns of episodes without a score

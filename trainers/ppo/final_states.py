@@ -54,7 +54,7 @@ def next_prompt(
 def with_next_prompts(
     output: Mapping[str, Any], trajectories: Sequence[Trajectory], prompts: Sequence[IdArray | None], *, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask of whole rows, with each row replaced by its next prompt if it has one.
+    """Return ids and attention mask of full rows, with each row replaced by its next prompt if it has one.
 
     A row and its next prompt differ only after the policy's last token, so all values up to there are the same.
 

@@ -7,7 +7,7 @@ Invariants:
 1. A step is a token that the policy wrote. GAE skips the environment's tokens: they have no value, advantage or loss.
 2. Only states in which the policy chooses a token are valued. With `bootstrap_truncated` the value of the next turn's
    prompt follows an episode that a limit of turns or time cut; nothing follows a limit of tokens.
-3. Values, advantages and returns are those of the weights that sampled, for every pass over the generation.
+3. Values, advantages and returns come from the weights that sampled, for every pass over the generation.
 4. The critic is not part of `model`: neither the policy's files nor the weights for a sampling engine include it.
 """
 

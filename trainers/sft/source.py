@@ -117,7 +117,7 @@ def rows_of(
 def in_tokens_of(codec: ChatCodec, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Return the trajectories with token rows of this model: unchanged, or re-encoded from their messages.
 
-    They are re-encoded if they have no tokens (played through a chat API), or those of another tokenizer.
+    They are re-encoded if they have no tokens (played through a chat API), or another tokenizer's.
     """
     played = [trajectory for trajectory in trajectories if trajectory.turns]
     if all(_is_of(codec, trajectory) for trajectory in played[:_N_LOOKED_AT]) and all(t.rows for t in played):
@@ -186,7 +186,7 @@ def _from_table(table: Any, codec: ChatCodec, history: History) -> Source:
     if "messages" in columns:
         return [_conversation(record, number, codec, history) for number, record in enumerate(table)]
     raise InvalidConfigError(
-        f"the data set has the columns {sorted(columns)}; it must have those of `to_dataset`, or messages, or "
+        f"the data set has the columns {sorted(columns)}; it must have the columns of `to_dataset`, or messages, or "
         "input_ids and labels."
     )
 

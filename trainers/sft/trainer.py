@@ -77,7 +77,7 @@ class EnvSFTConfig(SFTConfig):
     )
     overlong: Literal["drop", "cut", "error"] = field(
         default="drop",
-        metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
+        metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits; error."},
     )
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]

@@ -1,6 +1,6 @@
 """Our environments in TRL's own, unmodified `GRPOTrainer`, through the two interfaces that it offers.
 
-`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play.
+`rollout_func` plays episodes with the collector; `environment_factory` lets TRL's tool loop play.
 docs/guides/trl.md compares both with `EnvGRPOTrainer`.
 
     GRPOTrainer(model, env_reward, args, episode_dataset(ENV, n), rollout_func=rollout_func(ENV))

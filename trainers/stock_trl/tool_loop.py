@@ -50,7 +50,7 @@ def prompt_dataset(
         env: Id of a registered environment, or a factory.
         n: Distinct episodes: the rows of one epoch.
         split: Split of the environment.
-        seed: Run seed, which maps numbers to problems; `seed=args.seed` gives those of `EnvGRPOTrainer`.
+        seed: Run seed, which maps numbers to problems; `seed=args.seed` gives `EnvGRPOTrainer`'s.
         env_kwargs: Keyword arguments of the environment, the same as for `environment_factory`.
 
     Returns:
@@ -74,7 +74,7 @@ def environment_factory(env: Envs, *, env_kwargs: Mapping[str, Any] | None = Non
     - A single-turn environment has no method: it is stepped with the model's reply when the reward is computed.
     - A multi-turn environment without tools has one method, `act(text)`, which steps it.
 
-    Read the rewards with `env_reward` or `component_reward`. The tools are those of the environment after a first
+    Read the rewards with `env_reward` or `component_reward`. The tools are the environment's after a first
     reset.
 
     Args:

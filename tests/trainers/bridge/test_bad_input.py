@@ -192,7 +192,7 @@ def test_nothing_to_go_on_from(
     (torn / "trainer_state.json").unlink()
     for checkpoint, output, match in (
         (run / "checkpoint-9", run, "the folder .*checkpoint-9 does not exist; .*sft has checkpoint-1"),
-        (torn, tmp_path, "checkpoint-2 is not whole, it lacks trainer_state.json; there are none"),
+        (torn, tmp_path, "checkpoint-2 is not complete, it lacks trainer_state.json; there are none"),
         ("true", tmp_path, "has no checkpoint that was written to its end: leave it out to begin"),
     ):
         arguments = ["--resume_from_checkpoint", checkpoint, "--output_dir", output]
@@ -206,7 +206,7 @@ def test_nothing_to_go_on_from(
         assert train(place, "sft", tiny_folder, *adapted, *further) == 2
         assert re.search(match, said(capsys, place))
     assert train(place, "sft", tiny_folder, "--resume_from_checkpoint", run / "checkpoint-1", "--use_peft") == 2
-    assert "has whole weights: leave out --use_peft" in said(capsys, place)
+    assert "has full weights: leave out --use_peft" in said(capsys, place)
 
 
 def test_an_output_folder_that_is_taken(place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def present_algorithm(
 
 
 def _members(start: Started, record: Mapping[str, Any]) -> list[Trajectory] | None:
-    """Return the episodes of a generation; those of places that stayed empty are made as the trainer made them."""
+    """Return the episodes of a generation; for places that stayed empty they are made as the trainer made them."""
     found: list[Trajectory] = []
     for (group, member), status in zip(record["episodes"], record["status"], strict=True):
         stored = start.trajectories.get((group, member))
@@ -173,7 +173,7 @@ def _audit_rows(
     credit: EpisodeRewards,
     places: Sequence[tuple[int, int]],
 ) -> None:
-    """Compare the rows that the loss saw with those of the stored episodes."""
+    """Compare the rows that the loss saw with the stored episodes' rows."""
     run = start.run or {}
     if "trajectory_filter" in run["unknown"]:
         audit.parts["masks"].lack("a trajectory_filter chose the episodes to train on, and functions are not stored")

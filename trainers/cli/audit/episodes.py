@@ -1,4 +1,4 @@
-"""Audits episodes without a model: whole groups, the environment's answers, token rows and masks."""
+"""Audits episodes without a model: complete groups, the environment's answers, token rows and masks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def audit_groups(audit: Audit, start: Started) -> None:
     file = start.episodes_file
     if start.damage is not None:
         part = "masks" if "Row:" in start.damage else "episodes"
-        audit.add(Difference(part, file, "unreadable episode", start.damage, "a whole record", "llm_envs.types.Row"))
+        audit.add(Difference(part, file, "unreadable episode", start.damage, "a complete record", "llm_envs.types.Row"))
         return
     for group, member in start.twice:
         where: dict[str, Any] = {"file": file, "what": "times stored", "episode": f"{group}/{member}"}

@@ -31,7 +31,7 @@ __all__ = ["audit_logps", "audit_loss", "load_weights"]
 
 
 def load_weights(folder: Path, base: str | None) -> Any:
-    """Return a stored model: whole weights, or an adapter on the model that the training named.
+    """Return a stored model: full weights, or an adapter on the model that the training named.
 
     Args:
         folder: A checkpoint, or a model.
@@ -48,7 +48,7 @@ def load_weights(folder: Path, base: str | None) -> Any:
 def audit_logps(
     audit: Audit, start: Started, trajectories: Sequence[Trajectory], model: Any, tolerance: float | None
 ) -> Noise | None:
-    """Compare the stored log-probabilities of sampled tokens with those of the model that sampled them.
+    """Compare the stored log-probabilities of sampled tokens with the sampling model's.
 
     Each token is compared, the mean of each episode, and the median difference of all tokens. The first two tolerances
     come from the differences themselves (`noise`).
@@ -126,7 +126,7 @@ def _compared(start: Started, trajectory: Trajectory, model: Any) -> tuple[Any, 
 
 @torch.no_grad()
 def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, reference: Any, noise: Noise | None) -> None:
-    """Compare the stored loss of the first step on a generation with that of the model that sampled it.
+    """Compare the stored loss of the first step on a generation with the sampling model's.
 
     Args:
         audit: The result so far.
@@ -134,7 +134,7 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
         made: The generation.
         model: The weights before the step.
         reference: The initial weights; None: they are not there.
-        noise: That of the log-probabilities, which the loss may inherit.
+        noise: The noise of the log-probabilities, which the loss may inherit.
     """
     run, step = start.run or {}, made.record["step"] + 1
     stored, algorithm, part = start.steps.get(step), made.algorithm, audit.parts["loss"]
@@ -240,7 +240,7 @@ def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | 
 
 
 def _with_critic(run: Mapping[str, Any], made: Recomputed, loss: torch.Tensor, step: int) -> torch.Tensor:
-    """Return PPO's loss: that of the policy, and that of the critic, whose values are those before the step."""
+    """Return PPO's loss: the policy's, and the critic's with the values from before the step."""
     settings, mask_BT = run["settings"], made.batch.mask_BT
     values_BT = per_token(made.record["values"], made.batch)
     assert made.estimates is not None and values_BT is not None

@@ -22,7 +22,7 @@ PARTS: Mapping[str, str] = {
     "loss": "the loss of the steps whose weights are stored",
     "metrics": "the logged loss, reward and success are those of the stored steps and episodes",
 }
-"""Each part, in the order of the data: what is computed again. The first difference is that of the earliest part."""
+"""Each part, in the order of the data: what is computed again. The first difference is in the earliest part."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Audit:
 
     @property
     def differences(self) -> list[Difference]:
-        """All differences, those of earlier parts first."""
+        """All differences, earlier parts first."""
         return [found for part in self.parts.values() for found in part.differences]
 
     @property

@@ -45,7 +45,7 @@ def audit_training(
         tolerance: See `model.audit_logps`.
 
     Raises:
-        InvalidConfigError: If the folder is not that of a training that stored its episodes.
+        InvalidConfigError: If the folder does not belong to a training that stored its episodes.
     """
     stored, audit = read_training(folder), Audit()
     for start in stored.starts:

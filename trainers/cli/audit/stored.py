@@ -152,11 +152,11 @@ def _models(root: Path) -> Iterator[tuple[int, Path]]:
                 step = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
                 yield step, path
         except (ValueError, KeyError) as error:
-            raise InvalidConfigError(f"{path} cannot be read ({error}): copy the whole checkpoint.") from error
+            raise InvalidConfigError(f"{path} cannot be read ({error}): copy the complete checkpoint.") from error
 
 
 def _read_metrics(root: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Return the file of the metrics and its entries: the plain loop's, or those of the latest trainer's state."""
+    """Return the file of the metrics and its entries: the plain loop's, or those in the latest trainer's state."""
     path = root / "metrics.jsonl"
     if path.is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
