@@ -52,8 +52,8 @@ class AlgorithmState:
 
     Args:
         args: The trainer's settings.
-        given: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule must
-            depend only on the generation: it is called for every generation before training starts, so an invalid
+        given: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule
+            must depend only on the generation: it is called for every generation before training starts, so an invalid
             algorithm is rejected first.
         known: The algorithms that can be given by name.
         has_critic: Whether a critic computes the advantages.
