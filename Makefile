@@ -154,7 +154,7 @@ test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stam
 # The second command sees the packages of vLLM too.
 test-ray: $(VENV)/.stamp $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
 	$(BEGIN)
-	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/llm_envs/rollout/test_ray_collector.py $(PYTEST_ARGS)
 	PYTHONPATH=$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 \
 		$(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/trainers/grpo/test_grpo_ray.py $(PYTEST_ARGS)
 	$(RECORD)
@@ -176,8 +176,8 @@ check-tasks-levels: $(VENV)/.stamp
 
 check-tasks-thorough: $(VENV)/.stamp $(VENV_SUITES)/.stamp
 	$(VENV)/bin/python -m proof.checked --thorough --jobs $(WORKERS)
-	LLM_ENVS_CERTIFY_ALL=1 $(VENV)/bin/python -m pytest tests/llm_envs/checker/test_certify_tasks.py $(PARALLEL) $(PYTEST_ARGS)
-	LLM_ENVS_CHECK_ALL=1 $(VENV_SUITES)/bin/python -m pytest tests/llm_envs/checker/test_check_suites.py tests/tasks/test_alfworld.py $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_CERTIFY_ALL=1 $(VENV)/bin/python -m pytest tests/llm_envs/checker/test_certification_tasks.py $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_CHECK_ALL=1 $(VENV_SUITES)/bin/python -m pytest tests/llm_envs/checker/test_check_suites.py tests/tasks/benchmarks/test_alf_world.py $(PARALLEL) $(PYTEST_ARGS)
 
 real-model: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.real_model
@@ -199,6 +199,7 @@ lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy -p llm_envs
 	$(VENV)/bin/python docs/english.py --check
+	$(VENV)/bin/python tests/mirror.py
 
 check: lint docs test test-pages test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks targets
 

@@ -9,8 +9,8 @@
 | a model that is not the server's, another tokenizer | `test_a_server_of_another_model` |
 | a server whose log-probabilities mode is not the trainer's | `test_a_server_in_another_mode` |
 | an address where nobody answers | `test_nobody_there` |
-| weights whose names or shapes do not match | `test_weights_that_do_not_fit`; on real servers: test_vllm_server.py |
-| an engine that fails to start | `test_an_engine_that_does_not_start` (vLLM's own); test_vllm_serve.py |
+| weights whose names or shapes do not match | `test_weights_that_do_not_fit`; on real servers: test_server.py |
+| an engine that fails to start | `test_an_engine_that_does_not_start` (vLLM's own); test_launcher.py |
 | a `group_size` of 0, or no groups | `test_no_group` |
 | no environment left | `test_no_environment_left` |
 """

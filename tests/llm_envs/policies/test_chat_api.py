@@ -1,4 +1,4 @@
-"""The chat policy against a fake API: forms, limits, refusals. (On a real server: test_vllm_server.py.)"""
+"""The chat policy against a fake API: forms, limits, refusals. (On a real server: test_server.py.)"""
 
 import asyncio
 import json

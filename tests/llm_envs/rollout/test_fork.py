@@ -22,7 +22,7 @@ from llm_envs.rollout.fork import branch, replay_to
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import Message, SamplingParams, Trajectory, validate_batch
 
-NEEDS_GAMES = "llm/ALFWorld-v0"  # test_alfworld.py makes games for it
+NEEDS_GAMES = "llm/ALFWorld-v0"  # test_alf_world.py makes games for it
 TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/") and id != NEEDS_GAMES]
 
 

@@ -127,7 +127,7 @@ def test_05_calls_are_interrupted_while_the_engine_runs_and_are_over_when_it_is_
 
 
 def test_06_new_weights_have_a_salt_of_their_own() -> None:
-    """In the prefix cache of a server; that of an engine in this process is tested with it (test_vllm_engine.py)."""
+    """In the prefix cache of a server; that of an engine in this process is tested with it (test_engine.py)."""
     turn = TurnRequest(np.arange(3, dtype=np.int32), SamplingParams(), max_tokens=4, seed=1, stop_ids=[2])
     requests = [VLLMFormat().request(turn, model="m", salt=salt) for salt in ("", "1", "2")]
     assert [request.get("cache_salt") for request in requests] == [None, "1", "2"]

@@ -416,7 +416,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_blocks_that_need_ray_run(tmp_path: Path) -> None:
     page = read_page((ROOT / "docs/guides/machines.md").read_text(encoding="utf-8"), "machines.md")
-    here = "tests/llm_envs/rollout/test_ray.py::test_blocks_that_need_ray_run"
+    here = "tests/llm_envs/rollout/test_ray_collector.py::test_blocks_that_need_ray_run"
     assert any(here in block.said.get("run by", "") for block in page.blocks)
     run_page(page, tmp_path, Made(tmp_path), named=here)
 

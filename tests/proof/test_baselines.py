@@ -10,7 +10,7 @@ from llm_envs.testing import ByteCodec, HashingTokenPolicy
 
 pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from proof.self_play import RESULTS, RUNS, action_probabilities, exploit, put_in
 
 pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_probabilities_of_a_model_without_preferences():

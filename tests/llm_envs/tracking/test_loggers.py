@@ -144,7 +144,7 @@ class TestReadingBack:
 
     def test_the_state_of_a_trainer(self, tmp_path: Path) -> None:
         history = [{"step": step, "epoch": step / 10, **metrics} for step, metrics in self.STEPS]
-        state = {"global_step": 2, "log_history": history}  # a real one: tests/trainers/bridge/test_report_to.py
+        state = {"global_step": 2, "log_history": history}  # a real one: tests/trainers/test_callbacks_report_to.py
         (tmp_path / "trainer_state.json").write_text(json.dumps(state))
         assert [r["reward"] for r in read_metrics(tmp_path / "trainer_state.json")] == [0.25, 0.5]
         (tmp_path / "other.json").write_text("[1]")

@@ -177,7 +177,7 @@ def test_a_teacher_may_know_more_words_and_not_others(train, tiny_folder, strang
         create_training_state(student, ref_model_fn=load_teacher(str(tmp_path / "nowhere")))
 
 
-# A server that does what a real one does not do on request; a real one: test_distillation_vllm.py.
+# A server that does what a real one does not do on request; a real one: test_teacher_vllm.py.
 
 NO_WAIT = Backoff(first_s=0.0, max_s=0.0)
 

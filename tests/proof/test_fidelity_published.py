@@ -15,7 +15,7 @@ from proof.fidelity.published_rules import runs
 
 pytestmark = pytest.mark.pages
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHARES = {"GSM8K": 8, "MATH500": 30, "AIME": 12, "MMLU": 8, "GPQA": 8, "HotpotQA": 8, "HumanEval": 10, "MBPP": 12}
 """One in this many problems is compared again."""
 

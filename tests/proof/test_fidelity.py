@@ -14,7 +14,7 @@ from proof.fidelity.compare import RESULTS, Case, compare
 
 pytestmark = pytest.mark.pages
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"right", "wrong", "malformed", "hostile"}
 KNOWN = {
     "babyai": {"the official scorer raises; ours is 0"},  # broken replies made our limit of turns come first

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.pages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "proof" / "results"
 
 

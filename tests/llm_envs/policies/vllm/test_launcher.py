@@ -1,4 +1,4 @@
-"""Processes of our own: started, kept running, and ended. The servers are Python's; real ones: test_vllm_server.py."""
+"""Processes of our own: started, kept running, and ended. The servers are Python's; real ones: test_server.py."""
 
 import os
 import signal
@@ -95,7 +95,7 @@ def test_they_end_with_the_process_that_started_them_however_that_ends(tmp_path)
     code = (
         f"import sys, time; sys.path[:0] = [{os.path.dirname(__file__)!r}]\n"
         "from pathlib import Path\n"
-        "from test_vllm_serve import make_servers\n"
+        "from test_launcher import make_servers\n"
         f"group = make_servers(Path({str(tmp_path)!r})); group.start(120)\n"
         "print(group.urls[0], group.pids[0], flush=True); time.sleep(600)"
     )

@@ -1,4 +1,4 @@
-"""Who plays, as commands are asked for it: models that are not in this process. Real servers: test_vllm_server.py."""
+"""Who plays, as commands are asked for it: models that are not in this process. Real servers: test_server.py."""
 
 from __future__ import annotations
 

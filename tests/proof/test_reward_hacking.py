@@ -26,7 +26,7 @@ from proof.reward_hacking import (
 
 pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEPT = json.loads((ROOT / RESULTS).read_text(encoding="utf-8"))
 PAGE = ROOT / "docs" / "guides" / "reward_hacking.md"
 

@@ -4,7 +4,7 @@
 |---|---|
 | `kl_fn` without a coefficient | test_ppo.py::test_what_contradicts_itself_is_refused |
 | a critic whose vocabulary differs | `test_a_critic_of_another_vocabulary`; |
-| | test_value_head.py::test_what_cannot_be_a_critic_is_refused |
+| | test_critic.py::test_what_cannot_be_a_critic_is_refused |
 | no preference pair left | `test_no_pair`; test_dpo.py::test_nothing_to_compare_is_refused |
 | a data set without masks | `test_tokens_without_masks`; |
 | | test_dpo.py::test_tokens_without_masks_or_beyond_the_vocabulary_are_refused |
