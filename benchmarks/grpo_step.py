@@ -27,8 +27,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.bridge.batches import rollout_output
-from llm_envs.trainers.bridge.items import index_dataset, make_items
+from llm_envs.trainers.episodes.batches import rollout_output
+from llm_envs.trainers.episodes.items import index_dataset, make_items
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 MOST_RATIO = 1.03

@@ -53,7 +53,7 @@ def measure(lengths: list[int], is_packed: bool, is_checkpointed: bool, answers:
 
     from llm_envs.policies.inference.positions import position_ids
     from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-    from llm_envs.trainers.bridge.packed_rows import PackedRows
+    from llm_envs.trainers.forward.packed_rows import PackedRows
 
     meter = Meter()
     tokenizer = tiny_tokenizer()

@@ -117,7 +117,7 @@ def trl_trainer(
     from trl import GRPOConfig, GRPOTrainer
 
     import llm_envs  # noqa: F401
-    from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+    from llm_envs.trainers.engines.weight_sync import ColocatedEngine
     from llm_envs.trainers.stock_trl import prompt_dataset
 
     env_kwargs = env_settings(options)

@@ -1,4 +1,4 @@
-"""Holds the tests to their sources: a file of tests has a module, a folder or a program of its name in the mirrored folder.
+"""Holds the tests to their sources: each test file has a module or folder of its name in the mirrored folder.
 
     python tests/mirror.py
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from llm_envs.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from llm_envs.trainers.bridge.credit import RewardSettings
-    from llm_envs.trainers.bridge.teacher import load_teacher
     from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+    from llm_envs.trainers.episodes.rewards import RewardSettings
+    from llm_envs.trainers.forward.teacher import load_teacher
     from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
     from llm_envs.trainers.grpo.quickstart import QuickStartResult, quick_start_training
     from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
@@ -54,8 +54,8 @@ _LAZY = {
     "EnvSFTConfig": "llm_envs.trainers.sft",
     "EnvSFTTrainer": "llm_envs.trainers.sft",
     "QuickStartResult": "llm_envs.trainers.grpo.quickstart",
-    "RewardSettings": "llm_envs.trainers.bridge.credit",
-    "load_teacher": "llm_envs.trainers.bridge.teacher",
+    "RewardSettings": "llm_envs.trainers.episodes.rewards",
+    "load_teacher": "llm_envs.trainers.forward.teacher",
     "quick_start_training": "llm_envs.trainers.grpo.quickstart",
 }
 

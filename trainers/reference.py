@@ -29,16 +29,16 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
-from llm_envs.trainers.bridge.dropout import disable_dropout
-from llm_envs.trainers.bridge.engine_weights import describe_adapter
-from llm_envs.trainers.bridge.engines import sharding_of
-from llm_envs.trainers.bridge.probe import mean_gap, probe_ids, probe_logps, shifted, trained_kinds
-from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
-from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
+from llm_envs.trainers.engines.engine_weights import describe_adapter
+from llm_envs.trainers.engines.engines import sharding_of
+from llm_envs.trainers.engines.probe import mean_gap, probe_ids, probe_logps, shifted, trained_kinds
+from llm_envs.trainers.forward.dropout import disable_dropout
+from llm_envs.trainers.forward.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
+from llm_envs.trainers.run.ranks import raise_on_all_ranks
 
 if TYPE_CHECKING:
     from trl import DPOTrainer
@@ -194,7 +194,7 @@ class Reference:
                 raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
 
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
-        """Create the reference, after TRL has set up the trainer; then switch dropout off (`bridge.dropout`).
+        """Create the reference, after TRL has set up the trainer; then switch dropout off (`forward.dropout`).
 
         Raises:
             InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup, or if

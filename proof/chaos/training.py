@@ -26,8 +26,7 @@ from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, TrajectoryWrit
 from llm_envs.testing import NumbersEnv
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.checkpoints import find_checkpoints
-from llm_envs.trainers.bridge.generation import unused_folder
+from llm_envs.trainers.episodes.generation import unused_folder
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.loop import (
     LoopSettings,
@@ -37,6 +36,7 @@ from llm_envs.trainers.loop import (
     load_training_state,
     train,
 )
+from llm_envs.trainers.run.checkpoints import find_checkpoints
 from llm_envs.types import SamplingParams, Trajectory
 from proof.chaos.faults import Disk, damage, jump_clocks, kill
 from proof.chaos.rounds import Broken, Ended, Outcome, in_child

@@ -15,7 +15,7 @@ from typing import Any
 
 from llm_envs.data.folder import Manifest, log_name, write_manifest
 from llm_envs.data.writer import read_run
-from llm_envs.trainers.bridge.learned import pack, unpack
+from llm_envs.trainers.episodes.training_record import pack, unpack
 
 Record = dict[str, Any]
 

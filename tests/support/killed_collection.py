@@ -1,4 +1,4 @@
-"""Collections that are killed, for `test_writer_kills.py`: a process of its own, which forks, so that each costs little.
+"""Collections that are killed, for `test_writer_kills.py`: one process, which forks, so that each costs little.
 
     python killed_collection.py random FOLDER SEED KILLS     at random moments, through whole collections
     python killed_collection.py steps FOLDER SEED KILLS      before each of its steps on the file system, then a pair

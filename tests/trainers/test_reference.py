@@ -21,7 +21,7 @@ from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.probe import mean_gap, probe_ids, probe_logps
+from llm_envs.trainers.engines.probe import mean_gap, probe_ids, probe_logps
 from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.references import (
     KLTriggeredUpdate,

@@ -18,9 +18,9 @@ from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import Collector, Summarize
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
-from llm_envs.trainers.bridge.advantages import token_advantages, turn_matrix, with_advantages
-from llm_envs.trainers.bridge.batches import make_batch, rollout_output
-from llm_envs.trainers.bridge.credit import score_episodes
+from llm_envs.trainers.episodes.advantages import token_advantages, turn_matrix, with_advantages
+from llm_envs.trainers.episodes.batches import make_batch, rollout_output
+from llm_envs.trainers.episodes.rewards import score_episodes
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.ppo.estimates import estimate

@@ -25,8 +25,6 @@ from llm_envs.cli.main import main as cli
 from llm_envs.data.files import replacing
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.policies.vllm.http import API_KEY
-from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
-from llm_envs.trainers.bridge.teacher import load_teacher
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
@@ -42,10 +40,12 @@ from llm_envs.trainers.cli.parser import (
 )
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.dpo.trainer import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.forward.teacher import load_teacher
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, PPO, Algorithm
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.ppo.trainer import EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.run.checkpoints import check_unused, resume_point
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
 __all__ = [

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from llm_envs.trainers.bridge.checkpoints import find_checkpoints
+from llm_envs.trainers.run.checkpoints import find_checkpoints
 
 __all__ = ["resumable"]
 

@@ -36,8 +36,6 @@ from llm_envs.data.files import remove
 from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
-from llm_envs.trainers.bridge.checkpoints import resume_point
-from llm_envs.trainers.bridge.checks import check_env_kwargs, check_values
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
@@ -50,6 +48,8 @@ from llm_envs.trainers.cli.parser import (
     read_environment,
 )
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.run.checkpoints import resume_point
+from llm_envs.trainers.settings.checks import check_env_kwargs, check_values
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
 __all__ = [

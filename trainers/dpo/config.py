@@ -10,8 +10,8 @@ from trl import DPOConfig
 
 from llm_envs.data.datasets import OVERLONG
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_loss_types
-from llm_envs.trainers.bridge.ranks import set_for_machine
+from llm_envs.trainers.run.ranks import set_for_machine
+from llm_envs.trainers.settings.checks import check_loss_types
 
 __all__ = ["PAIRS_FROM_PLAY", "PAIR_SELECTORS", "EnvDPOConfig", "check_arguments"]
 

@@ -25,20 +25,20 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.rewards.time_limit import limited
-from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer, longest_row
-from llm_envs.trainers.bridge.finite import ChecksNumbers
-from llm_envs.trainers.bridge.generation import STATE_FILE
-from llm_envs.trainers.bridge.means import LogsMeans
-from llm_envs.trainers.bridge.model_card import EnvironmentCard
-from llm_envs.trainers.bridge.ranks import check_same_rows, function_limit, raise_on_all_ranks
-from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
 from llm_envs.trainers.dpo.config import PAIRS_FROM_PLAY, EnvDPOConfig, check_arguments
 from llm_envs.trainers.dpo.pairs import MASKS, PairCollator, as_dataset, fit_pairs, load_pairs
+from llm_envs.trainers.episodes.generation import STATE_FILE
 from llm_envs.trainers.functional.pairs import PairSelector
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.setup import temporarily
 from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter, keeping_base
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
+from llm_envs.trainers.run.finite import ChecksNumbers
+from llm_envs.trainers.run.means import LogsMeans
+from llm_envs.trainers.run.model_card import EnvironmentCard
+from llm_envs.trainers.run.ranks import check_same_rows, function_limit, raise_on_all_ranks
+from llm_envs.trainers.settings.checks import check_scorable, load_training_tokenizer, longest_row
+from llm_envs.trainers.settings.unused import dpo_cases, refuse_unused
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`Batch`: the tensors used from episodes to loss, in rows of tokens.
 
-`bridge.batches` creates it from episodes (`make_batch`) or from TRL's inputs (`batch_from_trl`), and `with_advantages`
+`episodes.batches` creates it from episodes (`make_batch`) or from TRL's inputs (`batch_from_trl`); `with_advantages`
 adds the advantages. A driver adds fresh log-probabilities, and `algorithm_loss` computes the loss.
 """
 

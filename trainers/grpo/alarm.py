@@ -23,9 +23,9 @@ from llm_envs.evaluation.hacking import (
 from llm_envs.rewards import RewardFn, score_trajectories
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import derive_seed
-from llm_envs.trainers.bridge.credit import EpisodeRewards
-from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
+from llm_envs.trainers.episodes.rewards import EpisodeRewards
 from llm_envs.trainers.grpo.base import EpisodeTrainer
+from llm_envs.trainers.run.ranks import function_limit, raise_on_all_ranks
 
 __all__ = ["RewardHackingAlarm", "observe_sample"]
 

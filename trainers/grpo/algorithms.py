@@ -15,12 +15,12 @@ from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
 from llm_envs.rollout.filters import GroupFilter, create_spread_filter
 from llm_envs.rollout.tree import n_roots
-from llm_envs.trainers.bridge.checks import as_algorithm
-from llm_envs.trainers.bridge.unused_settings import SAID_BY_THE_ALGORITHM, is_changed
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import KL_ESTIMATORS
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.schedules import KLController, parse_kl_schedule
+from llm_envs.trainers.settings.checks import as_algorithm
+from llm_envs.trainers.settings.unused import SAID_BY_THE_ALGORITHM, is_changed
 from llm_envs.types import TrajectoryGroup
 
 __all__ = ["AlgorithmState", "Algorithms", "with_settings"]

@@ -29,16 +29,13 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
-from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
-from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
-from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.credit import RewardSettings
-from llm_envs.trainers.bridge.engines import own_engine
-from llm_envs.trainers.bridge.finite import ChecksNumbers
-from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
-from llm_envs.trainers.bridge.guard import check_gaps, rounding_of, sampling_gaps
-from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
-from llm_envs.trainers.bridge.learned import (
+from llm_envs.trainers.engines.engines import own_engine
+from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
+from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
+from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
+from llm_envs.trainers.episodes.items import EpisodeDataset, RecordedSampler, upcoming_rows
+from llm_envs.trainers.episodes.rewards import RewardSettings
+from llm_envs.trainers.episodes.training_record import (
     RecordsLearning,
     describe,
     generation_record,
@@ -46,8 +43,6 @@ from llm_envs.trainers.bridge.learned import (
     rows_of,
     run_record,
 )
-from llm_envs.trainers.bridge.model_card import EnvironmentCard
-from llm_envs.trainers.bridge.ranks import function_limit
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
@@ -55,10 +50,15 @@ from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.logs import LogsGenerations
 from llm_envs.trainers.grpo.setup import check_generation, check_origin
 from llm_envs.trainers.reference import Reference, drop_reference_adapter
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint
+from llm_envs.trainers.run.finite import ChecksNumbers
+from llm_envs.trainers.run.model_card import EnvironmentCard
+from llm_envs.trainers.run.ranks import function_limit
+from llm_envs.trainers.settings.checks import training_template
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
-    from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+    from llm_envs.trainers.engines.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
 

@@ -9,12 +9,12 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_values
-from llm_envs.trainers.bridge.ranks import set_for_machine
-from llm_envs.trainers.bridge.servers import ServerSettings, WorkerSettings
-from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused, without
+from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
+from llm_envs.trainers.run.ranks import set_for_machine
+from llm_envs.trainers.settings.checks import check_async_generations, check_env_kwargs, check_values
+from llm_envs.trainers.settings.unused import grpo_cases, refuse_unused, without
 
 __all__ = ["EnvGRPOConfig"]
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
-from llm_envs.trainers.bridge.credit import RewardSettings
+from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.functional.advantages import AdvantageFn, group_centred, group_normalised
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.losses import LossFn, RatioLevel, cispo, clipped_surrogate

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.credit import EpisodeRewards
-from llm_envs.trainers.bridge.kept import KeptRows
+from llm_envs.trainers.episodes.rewards import EpisodeRewards
+from llm_envs.trainers.forward.kept import KeptRows
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.pairs import PairedRows
 

@@ -1,7 +1,7 @@
 """Metrics of GRPO and PPO for a generation and a micro-batch, by TRL's names where it has them.
 
 TRL logs a generation inside the method that plays and scores it, which `EnvGRPOTrainer` replaces. The means here are
-over all processes, and over episodes, rows or tokens (`bridge/means.py`).
+over all processes, and over episodes, rows or tokens (`run/means.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from llm_envs.trainers.bridge.batches import batch_from_trl
-from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, RewardTable, warn_of_absent
-from llm_envs.trainers.bridge.means import LogsMeans
+from llm_envs.trainers.episodes.batches import batch_from_trl
+from llm_envs.trainers.episodes.rewards import EpisodeRewards, RewardSettings, RewardTable, warn_of_absent
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k3, mean_kl
 from llm_envs.trainers.functional.losses import clip_settings, clipped_tokens
 from llm_envs.trainers.functional.masking import masked_mean
+from llm_envs.trainers.run.means import LogsMeans
 
 __all__ = ["LogsGenerations"]
 

@@ -17,8 +17,8 @@ import torch
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.time_limit import limited
-from llm_envs.trainers.bridge.advantages import Scored
-from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.episodes.advantages import Scored
+from llm_envs.trainers.episodes.batches import batch_from_trl, slice_rows
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios

@@ -29,13 +29,13 @@ from llm_envs.sources.prompt_task import PromptTask, RewardFn
 from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
-from llm_envs.trainers.bridge.checks import load_training_tokenizer
-from llm_envs.trainers.bridge.engines import own_policy
 from llm_envs.trainers.callbacks import LoggerCallback
+from llm_envs.trainers.engines.engines import own_policy
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.references import RefModelFn
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
+from llm_envs.trainers.settings.checks import load_training_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

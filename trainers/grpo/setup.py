@@ -12,9 +12,9 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.checks import check_engine, check_env_kwargs
-from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
+from llm_envs.trainers.episodes.items import EpisodeDataset, make_items
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
+from llm_envs.trainers.settings.checks import check_engine, check_env_kwargs
 
 __all__ = [
     "check_arguments",

@@ -8,7 +8,7 @@ TRL's trainer has the training loop, and calls the methods of this class back, i
     _compute_loss                    for each micro-batch: `_algorithm_loss`
     _end_step                        for each optimizer step
 
-Two further files complete the path from episode to loss: `bridge/batches.py` (the batch: episodes as rows of tokens, a
+Two further files complete the path from episode to loss: `episodes/batches.py` (the batch: episodes as token rows, a
 mask, an advantage for each token, the shares of micro-batches) and `functional/algorithm.py` (what is learned:
 `algorithm_loss`).
 
@@ -45,24 +45,22 @@ from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.advantages import create_state_fn, with_advantages
-from llm_envs.trainers.bridge.batches import batch_from_trl, rollout_output
-from llm_envs.trainers.bridge.checks import check_scorable, load_training_tokenizer
-from llm_envs.trainers.bridge.credit import (
+from llm_envs.trainers.engines.engines import own_policy
+from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
+from llm_envs.trainers.episodes.batches import batch_from_trl, rollout_output
+from llm_envs.trainers.episodes.generation import GenerationPlayer
+from llm_envs.trainers.episodes.items import index_datasets
+from llm_envs.trainers.episodes.rewards import (
     RewardSettings,
     checked_weights,
     score_episodes,
     with_overlong,
 )
-from llm_envs.trainers.bridge.engines import own_policy
-from llm_envs.trainers.bridge.filtered import unfiltered_rows
-from llm_envs.trainers.bridge.generation import GenerationPlayer
-from llm_envs.trainers.bridge.items import index_datasets
-from llm_envs.trainers.bridge.kept import KeptRows
-from llm_envs.trainers.bridge.packed_rows import PackedRows
-from llm_envs.trainers.bridge.ranks import function_limit, raise_on_all_ranks
-from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
-from llm_envs.trainers.bridge.teacher import ServedTeacher
+from llm_envs.trainers.forward.filtered import unfiltered_rows
+from llm_envs.trainers.forward.kept import KeptRows
+from llm_envs.trainers.forward.packed_rows import PackedRows
+from llm_envs.trainers.forward.shared_prompts import SharedPrompts
+from llm_envs.trainers.forward.teacher import ServedTeacher
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.kl import mean_kl
@@ -77,6 +75,8 @@ from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.pairs import PairedRows, keep_groups_together
 from llm_envs.trainers.grpo.setup import check_arguments, make_splits, no_reward, temporarily
 from llm_envs.trainers.reference import Reference, StepEnd, keeping_base, reference_of
+from llm_envs.trainers.run.ranks import function_limit, raise_on_all_ranks
+from llm_envs.trainers.settings.checks import check_scorable, load_training_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,14 +88,14 @@ __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 class EnvGRPOTrainer(EpisodeTrainer):
     """Train a language model by GRPO on an environment.
 
-    The path from episode to loss is in four files: this one, `bridge/batches.py`, `bridge/advantages.py` and
+    The path from episode to loss is in four files: this one, `episodes/batches.py`, `episodes/advantages.py` and
     `functional/algorithm.py`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
         env: Id of a registered environment, such as "llm/Calculator-v0"; a factory; a weighted mixture (see
             `llm_envs.rollout.Envs`); or a data set of episodes with the columns `env` and `seed`, optionally `options`
-            and `env_kwargs` (see `llm_envs.trainers.bridge.items.ListedItems`).
+            and `env_kwargs` (see `llm_envs.trainers.episodes.items.ListedItems`).
         args: Settings; None takes the defaults.
         eval_env: The episodes for evaluation, in the same forms; None: the test split of `env`, or no evaluation if
             that is a data set.

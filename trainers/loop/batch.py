@@ -14,9 +14,9 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.policies.inference.sampling import has_filters
-from llm_envs.trainers.bridge.filtered import unfiltered_logps
-from llm_envs.trainers.bridge.kept import with_kept
-from llm_envs.trainers.bridge.teacher import ServedTeacher
+from llm_envs.trainers.forward.filtered import unfiltered_logps
+from llm_envs.trainers.forward.kept import with_kept
+from llm_envs.trainers.forward.teacher import ServedTeacher
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
 from llm_envs.types import SamplingParams
@@ -102,7 +102,7 @@ def score_batch(
 
 @torch.no_grad()
 def without_filters(model: torch.nn.Module, batch: Batch, *, autocast_dtype: torch.dtype | None = None) -> Batch:
-    """Return the batch with the sampling filters removed from its log-probabilities (`bridge.filtered`).
+    """Return the batch with the sampling filters removed from its log-probabilities (`forward.filtered`).
 
     Args:
         model: As for `score_rows`, with the weights that sampled; scored in eval mode.

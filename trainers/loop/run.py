@@ -36,9 +36,11 @@ from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
-from llm_envs.trainers.bridge.advantages import create_state_fn, with_advantages
-from llm_envs.trainers.bridge.batches import make_batch
-from llm_envs.trainers.bridge.credit import (
+from llm_envs.trainers.engines.engine_weights import engine_weights
+from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
+from llm_envs.trainers.episodes.batches import make_batch
+from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
+from llm_envs.trainers.episodes.rewards import (
     EpisodeRewards,
     RewardSettings,
     checked_weights,
@@ -46,9 +48,7 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
-from llm_envs.trainers.bridge.engine_weights import engine_weights
-from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
-from llm_envs.trainers.bridge.learned import precision
+from llm_envs.trainers.episodes.training_record import precision
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl

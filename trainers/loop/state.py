@@ -24,10 +24,10 @@ from llm_envs.data.files import read_text, remove
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions
-from llm_envs.trainers.bridge import dropout
-from llm_envs.trainers.bridge.checkpoints import check_files
-from llm_envs.trainers.bridge.finite import check_weights
+from llm_envs.trainers.forward import dropout
 from llm_envs.trainers.functional.references import RefModelFn
+from llm_envs.trainers.run.checkpoints import check_files
+from llm_envs.trainers.run.finite import check_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -133,7 +133,7 @@ def create_training_state(
         ref_model_fn: Makes the reference (`functional.references.frozen_copy`); None: no reference.
         device: Device to move the model to; None: do not move it.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of storing them.
-        disable_dropout: Whether to switch dropout off (`bridge.dropout`).
+        disable_dropout: Whether to switch dropout off (`forward.dropout`).
         seed: Seed of the order of minibatches.
 
     Raises:

@@ -12,13 +12,13 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
-from llm_envs.trainers.bridge.finite import count_skipped
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
+from llm_envs.trainers.run.finite import count_skipped
 
 __all__ = ["LoopSettings", "share_of_generation", "training_step"]
 
@@ -40,7 +40,7 @@ class LoopSettings:
     autocast_dtype: torch.dtype | None = None
     """The dtype of matrix products in training (`torch.bfloat16`); None: the weights' dtype."""
     old_logps: Literal["sampled", "recomputed"] = "sampled"
-    """Denominators of the ratios, without sampling filters (`bridge.filtered`). "sampled": the log-probabilities from
+    """Denominators of the ratios, without sampling filters (`forward.filtered`). "sampled": the log-probabilities from
     sampling, for a policy that shares the trained model. "recomputed": the trained model's own before the first step,
     with importance weights for their difference from the sampler's, for a separate engine such as vLLM."""
     importance_sampling_mode: ImportanceMode | None = "token_truncate"
@@ -137,7 +137,7 @@ def training_step(
 
     Raises:
         InvalidConfigError: If the batch lacks what the algorithm needs.
-        ModelError: If too many steps in a row had a gradient that is not finite (`bridge.finite`).
+        ModelError: If too many steps in a row had a gradient that is not finite (`run.finite`).
     """
     settings = settings or LoopSettings()
     if not batch.n_tokens:

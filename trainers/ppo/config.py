@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_values
-from llm_envs.trainers.bridge.unused_settings import refuse_unused, without
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
+from llm_envs.trainers.settings.checks import check_values
+from llm_envs.trainers.settings.unused import refuse_unused, without
 
 __all__ = ["EnvPPOConfig"]
 

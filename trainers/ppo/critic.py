@@ -21,8 +21,8 @@ from transformers import AutoModel
 from llm_envs.data.files import read_text, remove_links
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
-from llm_envs.trainers.bridge.dropout import disable_dropout
-from llm_envs.trainers.bridge.teacher import vocabulary_difference
+from llm_envs.trainers.forward.dropout import disable_dropout
+from llm_envs.trainers.forward.teacher import vocabulary_difference
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

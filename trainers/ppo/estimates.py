@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_envs.trainers.bridge.advantages import own_turns, turn_matrix
+from llm_envs.trainers.episodes.advantages import own_turns, turn_matrix
 from llm_envs.trainers.functional.losses import value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean, masked_sum, zero_masked
 from llm_envs.trainers.functional.returns import gae, length_adaptive_lambda

@@ -23,7 +23,6 @@ from transformers import TrainerCallback, get_scheduler
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
 from llm_envs.trainers.functional.masking import masked_whiten, trim_padding
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
@@ -31,6 +30,7 @@ from llm_envs.trainers.ppo.config import EnvPPOConfig
 from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, captured_states, load_critic
 from llm_envs.trainers.ppo.estimates import critic_loss, estimate, explained_variance, global_moments
 from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
+from llm_envs.trainers.settings.unused import refuse_unused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments

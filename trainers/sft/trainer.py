@@ -21,20 +21,20 @@ from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
-from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
-from llm_envs.trainers.bridge.checks import (
+from llm_envs.trainers.forward.packed_rows import check_packing
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
+from llm_envs.trainers.run.finite import ChecksNumbers
+from llm_envs.trainers.run.means import LogsMeans
+from llm_envs.trainers.run.model_card import EnvironmentCard
+from llm_envs.trainers.run.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
+from llm_envs.trainers.settings.checks import (
     check_env_kwargs,
     check_values,
     load_training_tokenizer,
     longest_row,
     with_split,
 )
-from llm_envs.trainers.bridge.finite import ChecksNumbers
-from llm_envs.trainers.bridge.means import LogsMeans
-from llm_envs.trainers.bridge.model_card import EnvironmentCard
-from llm_envs.trainers.bridge.packed_rows import check_packing
-from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
-from llm_envs.trainers.bridge.unused_settings import refuse_unused, without
+from llm_envs.trainers.settings.unused import refuse_unused, without
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
 from llm_envs.types import Trajectory
 

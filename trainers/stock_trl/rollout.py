@@ -26,10 +26,10 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
-from llm_envs.trainers.bridge.advantages import with_advantages
-from llm_envs.trainers.bridge.batches import REWARD_FIELD, batch_from_trl, rollout_output
-from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
-from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
+from llm_envs.trainers.episodes.advantages import with_advantages
+from llm_envs.trainers.episodes.batches import REWARD_FIELD, batch_from_trl, rollout_output
+from llm_envs.trainers.episodes.items import EpisodeDataset, make_items
+from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
 from llm_envs.types import SamplingParams, StopReason, Trajectory

@@ -22,7 +22,7 @@ from llm_envs.parsers import format_tool_call
 from llm_envs.rollout.checks import check_success
 from llm_envs.rollout.workers.runner import EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.items import make_items
+from llm_envs.trainers.episodes.items import make_items
 from llm_envs.types import Message
 
 __all__ = ["TOOL_LOOP_STOPS", "ToolLoopEpisode", "environment_factory", "prompt_dataset"]

@@ -1,4 +1,4 @@
-"""OpenAI's responses API and Anthropic's messages API by plain HTTP; the official clients: test_server_official_clients.py."""
+"""OpenAI's responses API and Anthropic's messages API by plain HTTP; the packages: test_server_official_clients."""
 
 from __future__ import annotations
 

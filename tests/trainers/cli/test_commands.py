@@ -33,13 +33,13 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     load_teacher,
 )
-from llm_envs.trainers.bridge.checks import LOSS_TYPES
 from llm_envs.trainers.cli.commands import KINDS, TRAININGS, GRPOArguments, grpo, ppo
 from llm_envs.trainers.cli.commands import main as run
 from llm_envs.trainers.cli.parser import EXAMPLES, TrainingParser, parse
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO
 from llm_envs.trainers.functional.kl import k1
+from llm_envs.trainers.settings.checks import LOSS_TYPES
 
 gym.register("test/Dense-v0", DenseEnv)
 

@@ -47,7 +47,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
-from llm_envs.trainers.bridge.checkpoints import trainer_of
+from llm_envs.trainers.run.checkpoints import trainer_of
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from graph_algorithms import GRAPH_ALGORITHMS
 
-from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes, with_overlong
+from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes, with_overlong
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO, GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import kl_in_reward

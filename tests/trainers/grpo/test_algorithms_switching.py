@@ -18,7 +18,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
 from llm_envs.rollout import Curriculum, EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.generation import STATE_FILE
+from llm_envs.trainers.episodes.generation import STATE_FILE
 from llm_envs.trainers.functional.advantages import leave_one_out
 from llm_envs.trainers.functional.algorithm import (
     CISPO,

@@ -18,8 +18,8 @@ from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import read_trajectories
 from llm_envs.tiny_model import tiny_model
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.bridge.items import episode_seed
 from llm_envs.trainers.callbacks import LoggerCallback
+from llm_envs.trainers.episodes.items import episode_seed
 from llm_envs.trainers.functional.algorithm import DAPO
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.types import SamplingParams

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.vllm
 from transformers import TrainerCallback  # noqa: E402  (after the skip)
 
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
-from llm_envs.trainers.bridge.generation import GenerationPlayer  # noqa: E402
+from llm_envs.trainers.episodes.generation import GenerationPlayer  # noqa: E402
 
 ENV, GAP = "test/Say-v0", "sampling/guard_logps_gap"
 

@@ -26,7 +26,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
-from llm_envs.trainers.bridge.engine_weights import merged_layers
+from llm_envs.trainers.engines.engine_weights import merged_layers
 
 pytestmark = pytest.mark.trainings
 

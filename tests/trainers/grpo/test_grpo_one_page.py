@@ -10,16 +10,16 @@ from llm_envs.trainers import EnvDPOTrainer, EnvGRPOTrainer, EnvPPOTrainer
 from llm_envs.trainers.functional.batch import Batch
 
 TRAINERS = Path(__file__).resolve().parents[3] / "trainers"
-FILES = ("grpo/trainer.py", "bridge/batches.py", "bridge/advantages.py", "functional/algorithm.py")
+FILES = ("grpo/trainer.py", "episodes/batches.py", "episodes/advantages.py", "functional/algorithm.py")
 """The files that a reader opens who wants to know how GRPO works here."""
 NOT_READ = {
     "functional/masking.py::trim_padding": "cuts columns that are padding in every row, and changes nothing else",
     "grpo/base.py::EpisodeTrainer.compute_loss": "splits micro-batches that forks made too large; passes others on",
     "grpo/base.py::EpisodeTrainer._guard": "compares the sampler with the trained model on the first batch, and raises",
-    "bridge/guard.py::sampling_gaps": "the comparison itself",
+    "episodes/guard.py::sampling_gaps": "the comparison itself",
     "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
     "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
-    "bridge/learned.py::rows_of": "the rows that are written",
+    "episodes/training_record.py::rows_of": "the rows that are written",
     "grpo/base.py::EpisodeTrainer._padded": "pads rows and moves them to the device",
     "grpo/logs.py::LogsGenerations._log_rows": "logs lengths and importance weights",
     "grpo/logs.py::LogsGenerations._log_rewards": "logs rewards",

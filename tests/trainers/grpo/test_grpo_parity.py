@@ -11,8 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer
-from llm_envs.trainers.bridge.batches import rollout_output
-from llm_envs.trainers.bridge.items import index_dataset
+from llm_envs.trainers.episodes.batches import rollout_output
+from llm_envs.trainers.episodes.items import index_dataset
 
 pytestmark = [pytest.mark.transformers, pytest.mark.trainings, pytest.mark.smoke]
 SETTINGS = {

@@ -18,8 +18,8 @@ from transformers import TrainerState
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.checkpoints import find_checkpoints
 from llm_envs.trainers.functional.algorithm import GRPO
+from llm_envs.trainers.run.checkpoints import find_checkpoints
 from llm_envs.trainers.schedules import create_adaptive
 
 pytestmark = pytest.mark.trainings

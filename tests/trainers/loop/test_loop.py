@@ -38,10 +38,9 @@ from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.trainers.bridge.advantages import with_advantages
-from llm_envs.trainers.bridge.batches import make_batch
-from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
-from llm_envs.trainers.bridge.finite import MAX_SKIPPED_STEPS
+from llm_envs.trainers.episodes.advantages import with_advantages
+from llm_envs.trainers.episodes.batches import make_batch
+from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.algorithm import GRPO, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import k1, mean_kl
@@ -73,6 +72,7 @@ from llm_envs.trainers.loop.batch import (
 )
 from llm_envs.trainers.loop.run import _max_turns, _means, _prepared, _with_max_length
 from llm_envs.trainers.loop.state import moving_average
+from llm_envs.trainers.run.finite import MAX_SKIPPED_STEPS
 from llm_envs.types import Row, SamplingParams, StopReason, Trajectory, TrajectoryGroup, Turn
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]

@@ -26,7 +26,7 @@ from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.bridge.items import episode_seed
+from llm_envs.trainers.episodes.items import episode_seed
 from llm_envs.trainers.functional.algorithm import GIGPO
 from llm_envs.trainers.stock_trl import (
     algorithm_advantages,

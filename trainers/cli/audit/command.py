@@ -10,10 +10,10 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
-from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.run import audit_training
 from llm_envs.trainers.cli.parser import read_algorithm
+from llm_envs.trainers.episodes.rewards import RewardSettings
 
 __all__ = ["run", "shown"]
 

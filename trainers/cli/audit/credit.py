@@ -12,12 +12,12 @@ import torch
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.sources.source import EpisodeSpec
-from llm_envs.trainers.bridge.advantages import with_advantages
-from llm_envs.trainers.bridge.batches import make_batch, rollout_output, row_places
-from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, score_episodes, with_overlong
-from llm_envs.trainers.bridge.learned import baselines, restore, reward_facts, row_digest
 from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.stored import Started
+from llm_envs.trainers.episodes.advantages import with_advantages
+from llm_envs.trainers.episodes.batches import make_batch, rollout_output, row_places
+from llm_envs.trainers.episodes.rewards import EpisodeRewards, RewardSettings, score_episodes, with_overlong
+from llm_envs.trainers.episodes.training_record import baselines, restore, reward_facts, row_digest
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k1

@@ -13,9 +13,9 @@ from llm_envs.rollout import RolloutLimits
 from llm_envs.rollout.fork import replay_to
 from llm_envs.rollout.limits import row_limit
 from llm_envs.rollout.token_transcript import TokenTranscript
-from llm_envs.trainers.bridge.learned import row_digest
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started
+from llm_envs.trainers.episodes.training_record import row_digest
 from llm_envs.types import FinishReason, Message, Row, StopReason, Trajectory
 
 __all__ = ["audit_groups", "audit_replay", "audit_rows", "rebuild_rows", "weight_version"]

@@ -13,12 +13,12 @@ import torch
 from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts, token_logps
-from llm_envs.trainers.bridge.guard import noise_limit, rounding_of
 from llm_envs.trainers.cli.audit.credit import Recomputed, per_token
 from llm_envs.trainers.cli.audit.episodes import weight_version
 from llm_envs.trainers.cli.audit.noise import Noise, spread
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started
+from llm_envs.trainers.episodes.guard import noise_limit, rounding_of
 from llm_envs.trainers.functional.algorithm import algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm_envs.trainers.bridge.guard import Rounding, noise_limit
+from llm_envs.trainers.episodes.guard import Rounding, noise_limit
 
 __all__ = ["Noise", "spread"]
 

@@ -11,14 +11,14 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.tracking.metrics import trajectory_metrics
-from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation
 from llm_envs.trainers.cli.audit.episodes import audit_groups, audit_replay, audit_rows, weight_version
 from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, load_weights
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started, StoredTraining, read_training
+from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.settings.checks import training_template
 from llm_envs.types import Trajectory
 
 __all__ = ["audit_training"]

@@ -12,7 +12,7 @@ from typing import Any
 from llm_envs.data.files import read_text
 from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.trainers.bridge.learned import FOLDER, unpack
+from llm_envs.trainers.episodes.training_record import FOLDER, unpack
 from llm_envs.types import Trajectory
 
 __all__ = ["Started", "StoredTraining", "read_training"]

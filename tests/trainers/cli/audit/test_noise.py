@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from llm_envs.trainers.bridge.guard import Rounding
 from llm_envs.trainers.cli.audit.noise import Noise, spread
+from llm_envs.trainers.episodes.guard import Rounding
 
 WIDE = Rounding(floor=0.0, ceiling=10.0, median=1.0)
 

@@ -1,0 +1,73 @@
+"""The policy that a trainer samples with: its own model, a vLLM engine in its process, or vLLM servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout.concurrency import most_of
+from llm_envs.trainers.engines.servers import ServerEngines
+from llm_envs.trainers.engines.weight_sync import ColocatedEngine
+
+if TYPE_CHECKING:
+    from trl import DPOTrainer, GRPOTrainer
+
+__all__ = ["own_engine", "own_policy", "sharding_of"]
+
+
+def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
+    """Return the name of what shards the model's weights over the processes; None if each has all of them."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if trainer.is_fsdp_enabled:
+        return "FSDP"
+    return "DeepSpeed's ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
+
+
+def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
+    """Return the policy that samples with the trainer's own model.
+
+    Raises:
+        InvalidConfigError: If FSDP or DeepSpeed's ZeRO-3 shards the model's weights over the processes.
+    """
+    if (where := sharding_of(trainer)) is not None:
+        raise InvalidConfigError(
+            f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
+            "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
+            "where every process has the full model."
+        )
+    args: Any = trainer.args
+    tokenizer: Any = trainer.processing_class
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TransformersPolicy(model, tokenizer, max_batch_size=most_of(args.max_concurrency))
+
+
+def own_engine(trainer: GRPOTrainer) -> ColocatedEngine:
+    """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
+    args: Any = trainer.args
+    model: Any = trainer.model
+    tokenizer: Any = trainer.processing_class
+    common: dict[str, Any] = {"seed": args.seed, "version": lambda: trainer.state.global_step}
+    if args.vllm_mode == "server":
+        return ServerEngines(
+            model,
+            trainer.accelerator,
+            tokenizer,
+            **common,
+            settings=args,
+            max_concurrency=most_of(args.max_concurrency),
+            max_model_length=args.vllm_max_model_length,
+        )
+    return ColocatedEngine(
+        model,
+        trainer.accelerator,
+        tokenizer,
+        **common,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_length=args.vllm_max_model_length,
+        max_num_seqs=most_of(args.max_concurrency),
+        model_impl=args.vllm_model_impl,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
+        trust_remote_code=args.trust_remote_code,
+    )

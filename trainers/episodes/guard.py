@@ -1,0 +1,139 @@
+"""The guards of a run: do the log-probabilities from sampling match the trained model's, and did all episodes fail?
+
+On the first batch, every row is compared, in training's micro-batches and padding.
+
+Two forward passes of the same weights differ by rounding, and by how much depends on the dtype, the kernels and the
+model. Most tokens are right even if some are not, so the median difference tells how far rounding can move one token.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llm_envs.errors import ModelError
+from llm_envs.trainers.episodes.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.forward.dropout import describe_dropout
+from llm_envs.trainers.functional.masking import trim_padding
+
+__all__ = [
+    "MAX_FAILED_GENERATIONS",
+    "Rounding",
+    "check_gaps",
+    "noise_limit",
+    "rounding_of",
+    "sampling_gaps",
+]
+
+MAX_FAILED_GENERATIONS = 3
+"""Tolerate a failed generation; stop after three in a row."""
+
+
+_MEDIANS = 24.0
+"""If differences are distributed exponentially, one in 2^24 (17 million) is above so many medians."""
+_MIN_TOKENS = 16
+"""From fewer differences no noise is estimated."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Bounds for the noise that is estimated from log-probabilities of one precision, in nats."""
+
+    floor: float
+    """A difference that is always taken for rounding: one large logit's."""
+    ceiling: float
+    """A difference of a token that is never taken for rounding."""
+    median: float
+    """A median difference that is never taken for rounding."""
+
+
+def rounding_of(dtype: str, *, is_separate_engine: bool = False) -> Rounding:
+    """Return the bounds of a precision.
+
+    Args:
+        dtype: The dtype of the matrix products, such as float32.
+        is_separate_engine: Whether another program with other kernels sampled, such as vLLM.
+    """
+    if dtype in ("bfloat16", "float16") or is_separate_engine:
+        return Rounding(0.0625, 0.5, 0.05)  # 0.0625 is the spacing of bfloat16 between 8 and 16
+    return Rounding(0.02, 0.02, 0.01)
+
+
+def noise_limit(differences: npt.NDArray[np.floating[Any]], rounding: Rounding) -> float:
+    """Return the greatest absolute difference that noise explains.
+
+    Args:
+        differences: Shape (N,). Up to half of them may be wrong.
+        rounding: The bounds of the result. With too few differences to estimate noise, the result is the ceiling.
+    """
+    if len(differences) < _MIN_TOKENS:
+        return rounding.ceiling
+    return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
+
+
+def check_gaps(
+    gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding, model: torch.nn.Module
+) -> None:
+    """Stop training if the sampling distribution differs from the trained one; warn if it differs at single tokens.
+
+    Args:
+        gaps: The absolute gap of each of N tokens, of all processes, in nats: (N,), N > 0.
+        tolerance: Greatest allowed mean gap, in nats per token; None: no limit.
+        rounding: The bounds of the gap that rounding explains.
+        model: The trained model, for the error: dropout is a frequent cause.
+
+    Raises:
+        ModelError: If the mean gap is above the tolerance, or NaN.
+    """
+    if tolerance is None:
+        return
+    if not (mean := float(gaps.mean(dtype=np.float64))) <= tolerance:
+        dropout = describe_dropout(model)
+        cause = (
+            f"The trained model has dropout ({dropout}), which sampling has not: set disable_dropout=True."
+            if dropout
+            else "Check that policy and trainer have the same weights, dtype, temperature and chat template."
+        )
+        raise ModelError(
+            f"the log-probabilities at sampling differ from the trainer's own by {mean:.3g} nats a token on the "
+            f"first batch (allowed: logps_tolerance={tolerance}). {cause}"
+        )
+    if (n := int((gaps > (limit := noise_limit(gaps, rounding))).sum())) > 0:
+        warnings.warn(
+            f"on the first batch, the log-probabilities of {n} of {len(gaps)} sampled tokens differ from the "
+            f"trainer's own by up to {gaps.max():.3g} nats. Rounding explains {limit:.3g}. Look for a fault that only "
+            'some tokens meet, such as one of an attention kernel: compare with attn_implementation="eager".',
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def sampling_gaps(
+    score: Callable[[Mapping[str, Any]], torch.Tensor], output: Mapping[str, Any], n_rows: int
+) -> npt.NDArray[np.float32]:
+    """Compare the log-probabilities from sampling with the trained model's for the same tokens.
+
+    All rows are scored, in micro-batches trimmed as for the loss.
+
+    Args:
+        score: Returns the trained model's log-probabilities of a batch, shape (B, T).
+        output: TRL's batch of a generation.
+        n_rows: Rows of a micro-batch.
+
+    Returns:
+        The absolute gap of each of N tokens in nats, shape (N,).
+    """
+    gaps = [torch.zeros(0)]
+    for start in range(0, len(output["prompt_ids"]), n_rows):
+        batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
+        sampled_BT, mask_BT = batch["sampling_per_token_logps"], batch_from_trl(batch).mask_BT
+        # An oracle's tokens were not sampled, so there is nothing to compare.
+        mask_BT &= ~sampled_BT.isnan()
+        gaps.append((score(batch) - sampled_BT).abs()[mask_BT].float().cpu())
+    return np.asarray(torch.cat(gaps))

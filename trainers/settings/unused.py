@@ -1,0 +1,135 @@
+"""Settings without effect: `without` takes away those that never have one, and `refuse_unused` rejects the others.
+
+A case is `(holds, why, names)`. If it holds, none of the named fields has an effect, and `refuse_unused` raises if one
+of them is not at its default. A test checks that each field of TRL's configs is taken away, named in a case, or always
+has an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, field, fields
+from typing import Any, TypeVar
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
+from llm_envs.trainers.engines.servers import SERVER_SETTINGS
+
+__all__ = [
+    "SAID_BY_THE_ALGORITHM",
+    "Case",
+    "dpo_cases",
+    "grpo_cases",
+    "is_changed",
+    "refuse_unused",
+    "server_cases",
+    "without",
+]
+
+T = TypeVar("T")
+Case = tuple[bool, str, tuple[str, ...]]
+"""`(holds, why, names)`."""
+
+SAID_BY_THE_ALGORITHM = (
+    *("beta", "delta", "entropy_coef", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type"),
+    *("multi_objective_aggregation", "off_policy_mask_threshold", "scale_rewards", "top_entropy_quantile"),
+    *("use_adaptive_entropy", "use_bias_correction_kl"),
+)
+"""Settings of TRL's own loss, for a run without an `algorithm`; an `Algorithm` decides them in its fields."""
+_VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "clip_max", "clip_min"))
+_MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
+
+
+def without(*names: str) -> Callable[[type[T]], type[T]]:
+    """Take inherited settings away from a dataclass: its arguments and the command line no longer have them.
+
+    As attributes they keep their defaults, for TRL's code that reads them. Names that this version of TRL lacks are
+    skipped. Apply it before `dataclass`.
+    """
+
+    def change(kind: type[T]) -> type[T]:
+        for name in (name for name in names if hasattr(kind, name)):
+            setattr(kind, name, field(default=getattr(kind, name), init=False))
+            kind.__annotations__[name] = Any
+        return kind
+
+    return change
+
+
+def is_changed(args: Any, name: str) -> bool:
+    """Return whether a setting differs from its default."""
+    (setting,) = (setting for setting in fields(args) if setting.name == name)
+    # A field without a default must be given, so it never counts as changed.
+    default = setting.default_factory() if setting.default_factory is not MISSING else setting.default
+    value = getattr(args, name)
+    return default is not MISSING and bool((None if value == {} else value) != default)
+
+
+def refuse_unused(args: Any, cases: Iterable[Case]) -> None:
+    """Reject settings that were changed but have no effect.
+
+    Raises:
+        InvalidConfigError: If there is such a setting.
+    """
+    for holds, why, names in cases:
+        if holds and (changed := [f"{name}={getattr(args, name)!r}" for name in names if is_changed(args, name)]):
+            raise InvalidConfigError(f"{', '.join(changed)} has no effect: {why}. Leave it out.")
+
+
+def grpo_cases(args: Any) -> list[Case]:
+    """Return the cases of `EnvGRPOConfig` that depend only on the config."""
+    of_vllm = tuple(setting.name for setting in fields(args) if setting.init and setting.name.startswith("vllm_"))
+    aggregation = args.multi_objective_aggregation
+    return [
+        (not args.use_vllm, "use_vllm is False", of_vllm),
+        *server_cases(args),
+        (not args.vllm_importance_sampling_correction, "vllm_importance_sampling_correction is False", _VLLM_WEIGHTS),
+        (args.loss_type == "cispo", "loss_type='cispo' has one bound, epsilon_high", ("epsilon", "delta")),
+        (not args.beta, "beta is 0", ("use_bias_correction_kl",)),
+        (not args.sync_ref_model, "sync_ref_model is False", _MOVING_REFERENCE),
+        (aggregation == "normalize_then_sum", f"{aggregation} always scales by group and by batch", ("scale_rewards",)),
+        (not args.log_completions, "log_completions is False", ("num_completions_to_print", "log_unique_prompts")),
+    ]
+
+
+def server_cases(args: Any) -> list[Case]:
+    """Return the cases of vLLM servers."""
+    is_server = args.use_vllm and args.vllm_mode == "server"
+    is_running = is_server and args.vllm_server_urls is not None
+    to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
+    return [
+        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
+        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
+        (is_running, "vllm_server_urls names running servers", to_start),
+        (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),
+    ]
+
+
+def dpo_cases(args: Any, *, has_selector: bool) -> list[Case]:
+    """Return the cases of `EnvDPOConfig`.
+
+    Args:
+        args: The trainer's settings.
+        has_selector: Whether the trainer was given a function that chooses pairs.
+    """
+    losses = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
+    return [
+        (
+            True,
+            "pairs are encoded and cut before TRL sees them (see overlong)",
+            ("truncation_mode", "dataset_num_proc"),
+        ),
+        (has_selector, "selector chooses the pairs", ("pair_selector", "pairs_per_group", "pair_length_ratio")),
+        (args.pair_selector != "random", "pair_selector is not 'random'", ("pairs_per_group",)),
+        (args.pair_selector != "length", "pair_selector is not 'length'", ("pair_length_ratio",)),
+        (
+            not {"exo_pair", "robust", "aot", "aot_unpaired"} & set(losses),
+            f"loss_type {', '.join(losses)} does not smooth labels",
+            ("label_smoothing",),
+        ),
+        ("discopop" not in losses, "loss_type is not 'discopop'", ("discopop_tau",)),
+        (args.f_divergence_type != "alpha_divergence", "f_divergence_type is not 'alpha_divergence'",
+         ("f_alpha_divergence_coef",)),
+        (not args.sync_ref_model, "sync_ref_model is False", _MOVING_REFERENCE),
+        (not args.precompute_ref_log_probs, "precompute_ref_log_probs is False", ("precompute_ref_batch_size",)),
+    ]  # fmt: skip
