@@ -26,8 +26,8 @@ from llm_envs.types import Message
 
 TURNS = (8, 16, 32, 64)
 ROUNDS = 7
-MOST_GROWTH = 2.5
-LEAST_SPEEDUP = 5.0
+MAX_GROWTH = 2.5
+MIN_SPEEDUP = 5.0
 METHOD = (
     "The CPU time to encode one whole conversation of a call and a result of about 200 characters a turn (median of "
     "seven, the two ways by turns). *Template* applies the chat template to all messages before each turn. Growth is "
@@ -101,8 +101,8 @@ def main() -> int:
     rows = measure(codec)
     last = rows[-1]
     figures = [
-        Figure("codec, growth from 32 to 64 turns", last["delta_growth"], better="lower", at_most=MOST_GROWTH),
-        Figure("codec over template at 64 turns", last["speedup"], "times as fast", at_least=LEAST_SPEEDUP),
+        Figure("codec, growth from 32 to 64 turns", last["delta_growth"], better="lower", at_most=MAX_GROWTH),
+        Figure("codec over template at 64 turns", last["speedup"], "times as fast", at_least=MIN_SPEEDUP),
     ]
     return finish(Report("codec_turns", "A turn costs its new tokens", METHOD, COLUMNS, rows, figures), options)
 

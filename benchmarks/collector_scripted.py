@@ -30,7 +30,7 @@ LATENCY_S = 0.05
 CONCURRENCY = 32
 TARGET = 0.95
 ROUNDS = 3
-MOST_ROUNDS = 12
+MAX_ROUNDS = 12
 """Of the row that is checked: a machine that does other work meanwhile has a quiet moment sooner or later."""
 METHOD = (
     "A single-turn task and an oracle that waits 50 ms: so many episodes at once cannot do more than the ideal. The "
@@ -107,7 +107,7 @@ def main() -> int:
     options = parser.parse_args()
     n = options.episodes
     rows = [
-        measure(n, rounds=MOST_ROUNDS),
+        measure(n, rounds=MAX_ROUNDS),
         measure(n, tokens=True, stored=True),
         measure(n // 4, concurrency=8),
         measure(4 * n, concurrency=256),

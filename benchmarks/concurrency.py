@@ -36,7 +36,7 @@ from llm_envs.testing import ByteCodec
 WIDTHS = (1, 8, 32, 64, 128, 256, 512)
 TURNS = 3
 LATENCY_S = 0.05
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 """Rounds of `width` episodes a row; fewer for wide ones, which are long enough."""
 METHOD = (
     "Episodes of three tool calls of 50 ms on average and an answer, so many at once; *ideal* is what the tools' waits "
@@ -57,7 +57,7 @@ COLUMNS = [
 
 def measure(policy: Any, codec: Any, name: str, width: int) -> dict[str, Any]:
     """Play some rounds of `width` episodes at once."""
-    n_episodes = max(width, min(MOST_ROUNDS * width, 512))
+    n_episodes = max(width, min(MAX_ROUNDS * width, 512))
     latencies = draw_latencies(n_episodes, TURNS, LATENCY_S)
     book = Book(latencies)
     with Collector(make_pages_env(book), policy, codec=codec, max_concurrency=width, progress=False) as collector:

@@ -31,8 +31,8 @@ from llm_envs.trainers.episodes.batches import rollout_output
 from llm_envs.trainers.episodes.items import index_dataset, make_items
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
-MOST_RATIO = 1.03
-MOST_DIFFERENCE = 1e-5
+MAX_RATIO = 1.03
+MAX_DIFFERENCE = 1e-5
 WARM_UP = 2
 N_ROWS, GROUP_SIZE = 8, 4
 METHOD = (
@@ -224,8 +224,8 @@ def main() -> int:
     ]
     ratios = [one / other for one, other in zip(*seconds, strict=True)]
     figures = [
-        Figure("EnvGRPOTrainer's step against TRL's", statistics.median(ratios), "x", "lower", at_most=MOST_RATIO),
-        Figure("greatest difference of parameters", difference, "", "lower", at_most=MOST_DIFFERENCE),
+        Figure("EnvGRPOTrainer's step against TRL's", statistics.median(ratios), "x", "lower", at_most=MAX_RATIO),
+        Figure("greatest difference of parameters", difference, "", "lower", at_most=MAX_DIFFERENCE),
     ]
     found = {"steps": options.steps, "torch_threads": torch.get_num_threads()}
     report = Report("grpo_step", "A training step against TRL's", METHOD, COLUMNS, rows, figures, found)

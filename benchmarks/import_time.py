@@ -18,7 +18,7 @@ from typing import Any
 
 from measuring import Column, Figure, Report, finish, make_parser
 
-MOST_S = 0.3
+MAX_S = 0.3
 HEAVY = ("torch", "transformers", "trl", "vllm", "datasets", "pandas", "mcp")
 CODE = f"""
 import json, sys, time
@@ -63,7 +63,7 @@ def main() -> int:
     options = parser.parse_args()
     rows, heavy = measure(options.rounds)
     figures = [
-        Figure("import llm_envs", rows[1]["ms"], "ms beyond gymnasium", "lower", at_most=1e3 * MOST_S),
+        Figure("import llm_envs", rows[1]["ms"], "ms beyond gymnasium", "lower", at_most=1e3 * MAX_S),
         Figure("heavy packages that it loads", float(len(heavy)), ", ".join(heavy), "lower", at_most=0),
     ]
     return finish(Report("import_time", "Importing the package", METHOD, COLUMNS, rows, figures), options)

@@ -34,12 +34,12 @@ from llm_envs.policies import VLLMEnginePolicy, load_engine
 ROLLOUTS = 64
 TURNS = 3
 LATENCY_MS = 50
-MOST_RATIO = 1.15
+MAX_RATIO = 1.15
 METHOD = (
     f"{ROLLOUTS} rollouts at once, each with {TURNS} calls of a tool and {TURNS + 1} replies, the same tokens every "
     f"time. The tool's calls take exponentially distributed times of a mean of 0 or {LATENCY_MS} ms. The two alternate "
     "on one engine; the ratio is the median over the pairs. *Busy*: the time at 0 ms over the waits of the slowest "
-    f"rollout, which nothing can hide from that rollout itself. Held: {MOST_RATIO} at most."
+    f"rollout, which nothing can hide from that rollout itself. Held: {MAX_RATIO} at most."
 )
 COLUMNS = [
     Column("parameters", "parameters", ",d"),
@@ -106,7 +106,7 @@ def main() -> int:
         )
     row = {"parameters": n_parameters} | measure(llm, options.rollouts, options.pairs)
     name = f"time with tools of {LATENCY_MS} ms over that with 0 ms"
-    figure = Figure(name, row["ratio"], "x", "lower", at_most=MOST_RATIO)
+    figure = Figure(name, row["ratio"], "x", "lower", at_most=MAX_RATIO)
     return finish(Report("latency", "What waiting tools cost", METHOD, COLUMNS, [row], [figure]), options)
 
 

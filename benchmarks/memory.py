@@ -34,7 +34,7 @@ from llm_envs.spaces import TextSpace
 from llm_envs.testing import ByteCodec
 from llm_envs.types import FinishReason, Sampled, SamplingParams, Trajectory, TrajectoryGroup
 
-MOST_BYTES = 12.0
+MAX_BYTES = 12.0
 LENGTHS = (250, 1_000, 4_000, 16_000)
 TURN_TOKENS = 100
 SAID = "The clerk reads out the next entry of the list, and waits for an answer. " * 2
@@ -148,7 +148,7 @@ def list_figures(rows: list[Mapping[str, Any]]) -> list[Figure]:
             row["array_bytes"],
             "bytes a token",
             "lower",
-            at_most=MOST_BYTES if length >= 1_000 else None,
+            at_most=MAX_BYTES if length >= 1_000 else None,
         )
         for length, row in zip(LENGTHS, rows, strict=True)
     ]

@@ -60,7 +60,7 @@ while some := list(islice(stored, 1000)):
     total += sum(trajectory.reward for trajectory in rescore(some, brevity))
 print(total)
 """
-MOST_GROWTH = 1.25
+MAX_GROWTH = 1.25
 
 
 def parts(run: Path, scratch: Path, n: int) -> dict[str, list[str]]:
@@ -118,7 +118,7 @@ def main() -> int:
         rows.append({"part": name, "episodes": n_done, "seconds": seconds, "per_s": n_done / seconds})
         rows[-1] |= {"memory_mib": memory, "growth": memory / few[name][1]}
     most = max(row["growth"] for row in rows)
-    figures = [Figure("memory over that of a tenth", most, "times", better="lower", at_most=MOST_GROWTH)]
+    figures = [Figure("memory over that of a tenth", most, "times", better="lower", at_most=MAX_GROWTH)]
     return finish(Report("million", "A million episodes", METHOD, COLUMNS, rows, figures), options)
 
 

@@ -82,8 +82,8 @@ CELLS = [
     Cell(8, 50, 64, 1),
     Cell(8, 500, 16, 1),
 ]
-LEAST_RATIO = 8.0
-LEAST_RATIO_AT_0 = 0.95
+MIN_RATIO = 8.0
+MIN_RATIO_AT_0 = 0.95
 METHOD = (
     "A rollout calls a tool in each turn and answers at the end; all rollouts of a row run at once, and the tool's "
     "calls take exponentially distributed times of the given mean, the same on both sides. Same vLLM engine, process, "
@@ -263,7 +263,7 @@ def make_trainer(folder: Path, llm: Any, tokenizer: Any, environment: type[Plain
 
 def list_figures(rows: list[dict[str, Any]]) -> list[Figure]:
     """Return the ratio of each cell, with the limits of the two that are held."""
-    limits = {FIXED[:2]: LEAST_RATIO, FIXED_AT_0[:2]: LEAST_RATIO_AT_0}
+    limits = {FIXED[:2]: MIN_RATIO, FIXED_AT_0[:2]: MIN_RATIO_AT_0}
     return [
         Figure(
             f"against TRL, {row['turns']} turns of {row['latency_ms']} ms",

@@ -23,7 +23,7 @@ from run_all import render
 from simulation import calibration, figures, plan
 from simulation.systems import Failure
 
-MOST_ERROR = 0.15
+MAX_ERROR = 0.15
 METHOD = (
     "*Fitted* rows gave the rates, all others are predictions. Eight rates belong to the engine of 0.36 M parameters "
     "in the process that plays, one factor to that of 32 M, three rates to the scripted collector. A server beside a "
@@ -193,9 +193,9 @@ def main() -> int:
         print({name: float(f"{value:.3g}") for name, value in values.items()}, file=sys.stderr)
     predicted = [row for row in rows if row["use"] == "predicted"]
     worst = max(abs(row["error"]) for row in predicted)
-    n_within = sum(abs(row["error"]) <= MOST_ERROR for row in predicted)
+    n_within = sum(abs(row["error"]) <= MAX_ERROR for row in predicted)
     found = [
-        Figure("greatest error of a prediction", worst, better="lower", at_most=MOST_ERROR),
+        Figure("greatest error of a prediction", worst, better="lower", at_most=MAX_ERROR),
         Figure("predictions within 15%", n_within / len(predicted)),
     ]
     planned = {

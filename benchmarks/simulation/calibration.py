@@ -22,7 +22,7 @@ from .systems import PlayerRates, Schedule, System, Training, TrainingRates, col
 from .work import Episodes, pages
 
 BASELINES = Path(__file__).parents[1] / "baselines"
-MOST_ROWS = 512
+MAX_ROWS = 512
 Values = dict[str, float]
 
 
@@ -79,7 +79,7 @@ def engine_of(values: Values) -> EngineRates:
     """Return the rates of the engine in the process."""
     k = values.get("factor", 1.0)
     names = ("step_s", "row_s", "begin_s", "mixed_s")
-    return EngineRates(**{name: k * values[name] for name in names}, max_rows=MOST_ROWS)
+    return EngineRates(**{name: k * values[name] for name in names}, max_rows=MAX_ROWS)
 
 
 def ours(values: Values, episodes: Episodes, width: int) -> float:
@@ -145,7 +145,7 @@ def scripted_rows() -> list[Row]:
             episodes, width = pages(r["episodes"], 3, 0.05), r["width"]
 
             def simulate(v: Values, e: Episodes = episodes, w: int = width) -> float:
-                instant = EngineRates(1e-6, 0.0, max_rows=MOST_ROWS)
+                instant = EngineRates(1e-6, 0.0, max_rows=MAX_ROWS)
                 return collect(System(instant, PlayerRates(**v), width=w), e).seconds
 
             name = f"scripted, 3 tools of 50 ms, {width} at once"

@@ -1,6 +1,6 @@
 """From 1 to 1,024 GPUs: a model of 8 B parameters on published rates, and where a shared part becomes the limit.
 
-A cluster is simulated through a slice of at most `MOST_ENGINES` engines. The slice has its share of the players, and of
+A cluster is simulated through a slice of at most `MAX_ENGINES` engines. The slice has its share of the players, and of
 each step's episodes an evenly spaced part that includes the longest. Training and weights are those of the whole.
 """
 
@@ -49,7 +49,7 @@ CARD_GB_PER_S = 12.5
 GPUS_PER_NODE = 8
 EPISODES_PER_GPU = 32
 GROUP_SIZE = 8
-MOST_ENGINES = 8
+MAX_ENGINES = 8
 BASE = Workload(n_turns=4, n_tokens=256, spread=0.8, tool_s=1.0)
 
 
@@ -146,7 +146,7 @@ def simulate(
     failures: tuple[Failure, ...] = (),
 ) -> Result:
     """Simulate some steps of a training."""
-    n_engines = min(setting.n_engines, MOST_ENGINES)
+    n_engines = min(setting.n_engines, MAX_ENGINES)
     slice_of = setting.n_engines / n_engines
     n_whole = EPISODES_PER_GPU * setting.n_gpus
     n_part = max(GROUP_SIZE, round(n_whole / slice_of / GROUP_SIZE) * GROUP_SIZE)

@@ -332,14 +332,14 @@ class Training:
 
     def _in_order(self, step: int) -> Events:
         """Wait for the step's groups, and begin as many further ones as the bound allows."""
-        n_begun = len(self._versions)
+        n_ahead = len(self._versions)
         room = admission_capacity(
             version=self.version,
             max_staleness=self.schedule.bound,
             batch_size=self.batch,
             n_trained=self.n_trained,
             n_accepted=0,
-            n_running=n_begun - self.n_trained,
+            n_running=n_ahead - self.n_trained,
         )
         self._begin(room)
         wanted = range(step * self.batch, (step + 1) * self.batch)

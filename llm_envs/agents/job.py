@@ -48,7 +48,7 @@ its standard input; its result is what it prints."""
 
 _TAIL = 2000
 """Characters of a failed command's errors that are kept."""
-_MOST_OUTPUT = 1 << 20
+_MAX_OUTPUT = 1 << 20
 """Characters of a command's output that count as its result."""
 
 
@@ -187,7 +187,7 @@ class AgentRun:
                 on_cancel(lambda: None)
             if code:
                 raise AgentError(f"{command[0]} ended with {code}: {_end_of(err, _TAIL) or 'it wrote no error'}")
-            return _end_of(out, _MOST_OUTPUT)
+            return _end_of(out, _MAX_OUTPUT)
 
 
 class AgentJob:

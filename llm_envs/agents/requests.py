@@ -73,9 +73,9 @@ _KNOWN = {
 }
 _MAX_NUMBER = 2**31 - 1
 """Largest temperature, top_k, ...: engines hold them in 32 bits, and an error in one would end the session."""
-MOST_CHOICES = 64
+MAX_CHOICES = 64
 """Most choices (`n`) of a request."""
-MOST_STOPS = 16
+MAX_STOPS = 16
 """Most stop strings of a request."""
 PIECE_LENGTH = 40
 """Characters in each piece of a stream."""
@@ -135,7 +135,7 @@ def read_chat_request(body: Any) -> ChatRequest:
     if not isinstance(body, Mapping):
         raise _bad(f"the body is {type(body).__name__}; it must be a JSON object.", None)
     _refuse_unsupported(body)
-    n, seed = _whole(body, "n", 1, most=MOST_CHOICES), body.get("seed")
+    n, seed = _whole(body, "n", 1, most=MAX_CHOICES), body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise _bad(f"seed is {seed!r:.40}; it must be an integer.", "seed")
     limits = [_whole(body, name, None) for name in ("max_tokens", "max_completion_tokens")]
@@ -278,8 +278,8 @@ def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _stops(stop: Any) -> tuple[str, ...]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise _bad(f"stop is {json.dumps(stop)[:60]}; it must be a text or at most {MOST_STOPS} texts.", "stop")
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise _bad(f"stop is {json.dumps(stop)[:60]}; it must be a text or at most {MAX_STOPS} texts.", "stop")
     return tuple(stops)
 
 

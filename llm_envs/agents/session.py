@@ -47,9 +47,9 @@ from llm_envs.types import (
     Turn,
 )
 
-__all__ = ["MOST_REFUSALS", "Payment", "PolicySession"]
+__all__ = ["MAX_REFUSALS", "Payment", "PolicySession"]
 
-MOST_REFUSALS = 16
+MAX_REFUSALS = 16
 """Requests after a limit was reached until the episode is cut: an agent that only retries would never end."""
 
 
@@ -261,7 +261,7 @@ class PolicySession:
     def _refusal(self, reason: StopReason, why: str) -> RequestError:
         self.limit = (reason, why)
         self._n_refused += 1
-        if self._n_refused >= MOST_REFUSALS:
+        if self._n_refused >= MAX_REFUSALS:
             self.is_over.set()
         if reason in (StopReason.MAX_TURNS, StopReason.TIMEOUT):
             return RequestError(403, f"the episode has reached its limit {why}.", "episode_over")

@@ -38,7 +38,7 @@ _SHAPE = re.compile(r"<\S+>|\[\S+\]")
 _CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>")  # DeepSeek uses a full-width bar
 _COMMON = frozenset(f"<{slash}{name}>" for slash in ("", "/") for name in ("think", "tool_call", "tool_response"))
 
-_SHORT, _MOST_SHORT = 100, 1000
+_SHORT, _MAX_SHORT = 100, 1000
 
 
 class Masked:
@@ -135,7 +135,7 @@ class SafeTokenizer:
         # A tokenizer may normalise other text to a special token. Character by character, nothing is left to match.
         if self.specials(ids):
             ids = np.array([i for character in text for i in self._character(character)], dtype=np.int32)
-        if len(text) < _SHORT and len(self._plain) < _MOST_SHORT:  # spellings of special tokens recur often
+        if len(text) < _SHORT and len(self._plain) < _MAX_SHORT:  # spellings of special tokens recur often
             self._plain[text] = ids
         return ids
 

@@ -46,7 +46,7 @@ _MOST_WORDS = 64
 _FEW_WORDS = 16
 """Up to this many actions, `_N_ORDERS` random orders are tried too."""
 _N_ORDERS = 120
-_MOST_PLANS = 12
+_MAX_PLANS = 12
 """Maximum number of the oracle's plans to try on other problems."""
 _SHARES = (0.5, 0.6, 0.8, 1.0)
 """How far to step from one number of the prompt towards another, as shares of the distance."""
@@ -229,7 +229,7 @@ def plans(lessons: Sequence[Lesson]) -> dict[str, BlindPolicy]:
     After its plan, a policy plays the oracle's other actions, most frequent first, and then repeats the plan's last.
     """
     words = _vocabulary(lessons)
-    distinct = list(dict.fromkeys(lesson.actions for lesson in lessons))[:_MOST_PLANS]
+    distinct = list(dict.fromkeys(lesson.actions for lesson in lessons))[:_MAX_PLANS]
     policies = {
         f"the plan that begins {_short(plan[0])!r} (number {i})": _plan(plan, words) for i, plan in enumerate(distinct)
     }

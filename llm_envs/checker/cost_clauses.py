@@ -33,13 +33,13 @@ __all__ = [
 _N_TIMED = 3
 """How often a step is timed; the least time counts, because the machine may be busy."""
 _LONG_WORDS = (5_000, 20_000)
-_MOST_LONG_S = 1.0
+_MAX_LONG_S = 1.0
 """Seconds for a reply of 20,000 words, beside the limit of a step."""
 _WARM_UP, _WINDOW = 12, 24
 """Episodes before memory is measured, so that caches are full, and in each of two windows."""
 _N_MADE = 12
 """Environments that are made, played and closed while open files and threads are counted."""
-_LEAST_GAIN = 0.05
+_MIN_GAIN = 0.05
 """Least rise of the mean return that counts as learning."""
 
 
@@ -93,7 +93,7 @@ def _step_times(subject: Subject, env: gym.Env[str, str], seed: int, actions: Se
 
 def reads_long_replies_quickly(subject: Subject) -> str:
     """The time for a reply of 20,000 words stays below a second more than a step may take."""
-    most_s = _most_step_s(subject) + _MOST_LONG_S
+    most_s = _most_step_s(subject) + _MAX_LONG_S
     taken = 0.0
     for n_words in _LONG_WORDS:
         for text in ("word " * n_words, "<answer>" * (n_words // 2), "(" * n_words, "9" * n_words, " " * n_words):
@@ -184,8 +184,8 @@ def improves_a_model(subject: Subject) -> str:
         return Inapplicable("off: give Settings(learner=...), on the command line --learn")
     before, after = learner(subject.make)
     require(
-        after >= before + _LEAST_GAIN,
-        f"the mean return was {before:.3f} before the training and {after:.3f} after it, {_LEAST_GAIN:g} more "
+        after >= before + _MIN_GAIN,
+        f"the mean return was {before:.3f} before the training and {after:.3f} after it, {_MIN_GAIN:g} more "
         "expected: give partial credit, an easier level, or the learner a larger budget",
     )
     return f"{before:.3f} before, {after:.3f} after"

@@ -16,7 +16,7 @@ _WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d]\w*")
 _REPEATED = re.compile(r"\b(\w+)(?: \1\b)+")
 _MOST_ACTIONS = 12
 """Most different actions of the oracle for a rule to choose from."""
-_MOST_RULES = 4
+_MAX_RULES = 4
 """Rules to return: those that agree with the oracle most often."""
 _N_NEAREST = 5
 _N_FORETOLD = 40
@@ -37,7 +37,7 @@ def glances(lessons: Sequence[Lesson]) -> dict[str, BlindPolicy]:
     for observation, action in moments:
         for place, value in _values(observation).items():
             by_place[place].append((value, action))
-    best = sorted(by_place, key=lambda place: _agreement(by_place[place]), reverse=True)[:_MOST_RULES]
+    best = sorted(by_place, key=lambda place: _agreement(by_place[place]), reverse=True)[:_MAX_RULES]
     return {
         f"a rule that looks only at word {place[2]} from the end of {place[0][:60]!r} (number {place[1] + 1})": partial(
             _glance, place, by_place[place], most_common(usual)

@@ -32,11 +32,11 @@ __all__ = [
 READER = "reader("
 """Begins the name of a shortcut that reads everything once and keeps so many facts: "reader(50)"."""
 
-_MOST_MUTANTS = 60
+_MAX_MUTANTS = 60
 """Number of mutants of one kind to try."""
-_MOST_EQUIVALENT = 0.5
+_MAX_EQUIVALENT = 0.5
 """Share of the mutants of a kind that may mean the same as the reference."""
-_MOST_CHANGED = 3
+_MAX_CHANGED = 3
 """Lines of shown code that the oracle's answer may change."""
 _SIMILAR = 0.6
 """Least similarity of a line of an answer to a shown line that it changes."""
@@ -116,7 +116,7 @@ def is_not_won_by_comparing(subject: Subject) -> str:
 def _way_to_write(answer: str, lines: Sequence[str]) -> Callable[[Sequence[str]], str] | None:
     """Return how to write repaired lines as the oracle writes its answer; None if it changes no shown lines."""
     given, shown = [line.strip() for line in answer.splitlines()], [line.strip() for line in lines]
-    if len(given) == len(lines) > 1 and sum(a != b for a, b in zip(given, shown, strict=True)) <= _MOST_CHANGED:
+    if len(given) == len(lines) > 1 and sum(a != b for a, b in zip(given, shown, strict=True)) <= _MAX_CHANGED:
         return "\n".join
     numbered = re.fullmatch(r"\d+: *(.*)", answer)
     if len(given) != 1 or not get_close_matches(numbered[1] if numbered else answer, shown, 1, _SIMILAR):
@@ -141,7 +141,7 @@ def refuses_mutated_references(subject: Subject) -> str:
         answer = answer_in(actions[-1])
         seen: set[str] = set()
         for name, mutant in mutants(answer):
-            if name in seen or tried[name] >= _MOST_MUTANTS:
+            if name in seen or tried[name] >= _MAX_MUTANTS:
                 continue
             seen.add(name)
             tried[name] += 1
@@ -150,7 +150,7 @@ def refuses_mutated_references(subject: Subject) -> str:
                 won[name].append((seed, mutant))
     for name, wins in won.items():
         require(
-            binomial_tail(len(wins), tried[name], _MOST_EQUIVALENT) >= FALSE_ALARM,
+            binomial_tail(len(wins), tried[name], _MAX_EQUIVALENT) >= FALSE_ALARM,
             f"the reference with a mistake ({name}) won {len(wins)} of {tried[name]} episodes, such as seed "
             f"{wins[0][0]}: {wins[0][1][:300]!r}; draw test cases that reveal the mistake",
         )

@@ -38,7 +38,7 @@ __all__ = [
     "withstands_fuzzing",
 ]
 
-_N_MIXTURES, _MOST_PAIRS, _N_ONWARD = 6, 10, 6
+_N_MIXTURES, _MAX_PAIRS, _N_ONWARD = 6, 10, 6
 """Episodes that look for states, pairs of ways to one state by seed, and actions after each."""
 _N_DISTINCT = 60
 """Number of seeds whose problems are counted."""
@@ -63,7 +63,7 @@ def has_true_state_keys(subject: Subject) -> str:
         rng = random.Random(seed)
         ways = _ways_to_states(envs[0], seed, actions, rng)
         pairs = [(key, first, way) for key, (first, *others) in ways.items() for way in others]
-        for key, *pair in rng.sample(pairs, min(len(pairs), _MOST_PAIRS)):
+        for key, *pair in rng.sample(pairs, min(len(pairs), _MAX_PAIRS)):
             onward = [rng.choice(actions) for _ in range(_N_ONWARD)]
             futures = [_future(env, seed, way, onward) for env, way in zip(envs, pair, strict=True)]
             n_pairs += 1

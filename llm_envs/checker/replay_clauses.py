@@ -22,7 +22,7 @@ __all__ = [
 _NUMBER = re.compile(r"(?<![\w.])\d{1,15}(?![\w.]*\d|\w)")
 _WORD = re.compile(r"[^\W\d_]+")
 _MARKUP = re.compile(r"<[^<>]*>|\\[a-z]+")
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 """Numbers of an episode to try until one counts."""
 _SHARE = 5
 """One in this many of the oracle's episodes is played in every wording."""
@@ -39,7 +39,7 @@ def refuses_neighbouring_numbers(subject: Subject) -> str:
     for seed, steps in enumerate(subject.oracle_episodes):
         actions = [step.action for step in steps]
         places = [(turn, found) for turn, action in enumerate(actions) for found in _NUMBER.finditer(action)]
-        for turn, found in rng.sample(places, min(len(places), _MOST_PLACES)) if steps[-1].is_win else ():
+        for turn, found in rng.sample(places, min(len(places), _MAX_PLACES)) if steps[-1].is_win else ():
             before, after = actions[:turn], actions[turn + 1 :]
             if after and subject.wins(env, seed, repeat([*before, *after])):
                 continue

@@ -28,7 +28,7 @@ examples:
 
 The options of sampling and history should equal the stored run's.
 """
-MOST_REPLIES = 5
+MAX_REPLIES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +209,7 @@ def _shown(outcomes: dict[str, Any]) -> str:
     replies = outcomes["replies"]
     if replies:
         lines.append(f"{len(replies)} different replies at turn {outcomes['turn']}; times, success, reward:")
-    for reply in replies[:MOST_REPLIES]:
+    for reply in replies[:MAX_REPLIES]:
         text = " ".join(reply["text"].split())
         lines.append(f"  {reply['n']:4d}  {reply['success']:6.1%}  {reply['reward']:7.3f}  {text:.90}")
     return "\n".join(lines)

@@ -51,7 +51,7 @@ __all__ = [
 WATCHED = ("gap", "long", "short", "unanswered", "repeated", "kl")
 KL_SHARE = 0.1
 """Greatest probability that an honest training's KL exceeds its line in a step: it may do so now and then."""
-MOST_LINKS = 5
+MAX_LINKS = 5
 _MEANINGS = {
     "gap": "the paid reward minus the second score",
     "long": "the share of episodes that are much longer than in the first steps",
@@ -325,7 +325,7 @@ def _bet(
         metrics[f"alarm/{name}_evidence"] = math.log(wealth(bet)) / math.log(1 / level)
         if wealth(bet) >= 1 / level and name not in state.alarmed:
             shown = sorted((pair for pair in pairs if pair[0] > bound), key=lambda pair: -pair[0])
-            links = tuple(seen.episode for _, seen in shown[:MOST_LINKS] if seen is not None)
+            links = tuple(seen.episode for _, seen in shown[:MAX_LINKS] if seen is not None)
             alarms.append(Alarm(name, step, bet.since, mean, bound, wealth(bet), 1 / level, links))
     raised = (*state.alarmed, *(alarm.watched for alarm in alarms))
     return replace(state, bets=bets, alarmed=raised), metrics, alarms

@@ -14,9 +14,9 @@ __all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer",
 MAX_PROBLEMS = 8  # A reply with a thousand broken tags gets only the first few problems.
 MAX_DEPTH = 32  # Code that walks or writes the arguments later is recursive.
 QUOTE_LENGTH = 60
-MOST_REPEATS = 2
+MAX_REPEATS = 2
 """Times that a reply may give its answer. More is a flood."""
-REPEATED = f"the answer stands there more than {MOST_REPEATS} times; give it once"
+REPEATED = f"the answer stands there more than {MAX_REPEATS} times; give it once"
 _MENTIONS = {"", "...", "\u2026"}
 """Contents of answer tags that only mention the form."""
 
@@ -80,7 +80,7 @@ class Draft:
         answers = set(self.answers) - _MENTIONS
         if len(answers) > 1:
             self.complain("there are two answers; give one")
-        elif sum(answer in answers for answer in self.answers) > MOST_REPEATS:
+        elif sum(answer in answers for answer in self.answers) > MAX_REPEATS:
             self.complain(REPEATED)
         elif self.answers and not answers:
             self.complain("the answer is empty")

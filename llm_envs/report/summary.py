@@ -19,7 +19,7 @@ from llm_envs.types import Trajectory
 
 __all__ = ["TaskSummary", "by_task", "compare_runs", "settings_text"]
 
-MOST_SETTINGS = 8
+MAX_SETTINGS = 8
 """With more settings than this an environment is one task: its seeds or texts are among them."""
 
 Problem = int
@@ -100,7 +100,7 @@ def by_task(
 
 def _told_apart(settings: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """Return the settings of each in which they differ; None for a single one, and for too many."""
-    if not 1 < len(settings) <= MOST_SETTINGS:
+    if not 1 < len(settings) <= MAX_SETTINGS:
         return None
     names = dict.fromkeys(chain(*settings))
     differing = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]

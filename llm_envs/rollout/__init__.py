@@ -16,7 +16,7 @@ from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.multiplayer import MultiplayerEnv, PastVersions
 from llm_envs.rollout.rows import RowBuilder
-from llm_envs.rollout.tree import grow
+from llm_envs.rollout.tree import add_branches
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.prompt_task import PromptSource, PromptTask
@@ -45,6 +45,7 @@ __all__ = [
     "TrajectoryWriter",
     "aconverse",
     "aconverse_batch",
+    "add_branches",
     "branch",
     "collect_run",
     "converse",
@@ -54,7 +55,6 @@ __all__ = [
     "finished",
     "from_messages",
     "group_specs",
-    "grow",
     "iter_trajectories",
     "load_prompts",
     "play_episode",

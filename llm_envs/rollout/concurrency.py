@@ -15,15 +15,25 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.tracking.stats import CollectorStats
 
-__all__ = ["AUTO", "FIRST", "HIGHEST", "AutoConcurrency", "Climb", "Concurrency", "EpisodeSlots", "climb", "most_of"]
+__all__ = [
+    "AUTO",
+    "FIRST",
+    "HIGHEST",
+    "AutoConcurrency",
+    "Concurrency",
+    "ConcurrencySearch",
+    "EpisodeSlots",
+    "climb",
+    "most_of",
+]
 
 AUTO: Literal["auto"] = "auto"
 FIRST = 16
 """Concurrent episodes before anything is measured."""
 HIGHEST = 512
 _GAIN = 1.05
-_LEAST_S = 0.5
-_MOST_PATIENCE = 64
+_MIN_S = 0.5
+_MAX_PATIENCE = 64
 
 Concurrency = int | Literal["auto"]
 """A number of episodes, or "auto"."""
@@ -69,7 +79,7 @@ class EpisodeSlots(asyncio.Semaphore):
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class ConcurrencySearch:
     """The state of the search for the best limit."""
 
     limit: int = FIRST
@@ -85,7 +95,9 @@ class Climb:
     waited: int = 0
 
 
-def climb(state: Climb, rate: float, *, is_preempting: bool = False, highest: int = HIGHEST) -> Climb:
+def climb(
+    state: ConcurrencySearch, rate: float, *, is_preempting: bool = False, highest: int = HIGHEST
+) -> ConcurrencySearch:
     """Return the state after a measurement at `state.limit`.
 
     The limit doubles as long as the throughput rises by 5% each time. After the first try without success, tries are
@@ -98,7 +110,7 @@ def climb(state: Climb, rate: float, *, is_preempting: bool = False, highest: in
         is_preempting: Whether the engine preempted turns meanwhile.
         highest: No limit is above it.
     """
-    rarer = replace(state, factor=1.5, patience=min(2 * state.patience, _MOST_PATIENCE), waited=0)
+    rarer = replace(state, factor=1.5, patience=min(2 * state.patience, _MAX_PATIENCE), waited=0)
     if is_preempting:
         fewer = max(1, state.limit * 3 // 4)
         return replace(rarer, limit=fewer, base=fewer, base_rate=0.0)
@@ -135,7 +147,7 @@ class AutoConcurrency:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         first = min(FIRST, highest)
-        self.state = Climb(limit=first, base=first)
+        self.state = ConcurrencySearch(limit=first, base=first)
         self._stats, self._highest, self._clock = stats, highest, clock
         self._count: Callable[[], Awaitable[int]] | None = getattr(policy, "count_preemptions", None)
         self._n_preemptions = 0
@@ -165,7 +177,7 @@ class AutoConcurrency:
         else:
             since_s, n_tokens, n_before = self._begun
             seconds = self._clock() - since_s
-            if n_turns < n_before + 2 * limit or seconds < _LEAST_S:
+            if n_turns < n_before + 2 * limit or seconds < _MIN_S:
                 return
             self._settled_at = self._begun = None  # before the await: other episodes end meanwhile
             rate = (self._stats.live_tokens - n_tokens or n_turns - n_before) / seconds

@@ -43,8 +43,8 @@ from llm_envs.tools.executor import Executor, Toolbox, as_results, run_calls
 from llm_envs.types import Message, SamplingParams, ToolCall, ToolResult, Trajectory
 
 __all__ = [
+    "CONTINUE",
     "DEFAULT_MAX_TURNS",
-    "GO_ON",
     "ConversationEnv",
     "StopCondition",
     "ToolTracker",
@@ -67,7 +67,7 @@ Reward = Callable[[Trajectory], Score | Awaitable[Score]]
 
 DEFAULT_MAX_TURNS = 16
 """Limit on turns for a conversation without its own limits."""
-GO_ON = "Go on."
+CONTINUE = "Go on."
 """The answer to a reply without tool calls, if there is no `user` and the conversation continues."""
 
 _CLOSE_S = 2.0
@@ -259,7 +259,7 @@ class ConversationEnv(gym.Env[str, str]):
             return tuple(Message("tool", result.output, (), call.id, {"name": result.name}) for call, result in pairs)
         if reply.problems:
             return (Message("user", f"Error: the reply cannot be read: {'; '.join(reply.problems)}."),)
-        answer = GO_ON if self._user is None else self._settle(self._user(tuple(self._messages), reply))
+        answer = CONTINUE if self._user is None else self._settle(self._user(tuple(self._messages), reply))
         if not isinstance(answer, str):
             raise EnvContractError(f"`user` returned {answer!r:.80}; it must be a str.")
         return (Message("user", encodable(answer)),)
@@ -334,7 +334,7 @@ async def aconverse(
         parser: Parses a reply.
         executor: Runs the calls of a turn, synchronous or asynchronous; None runs `tools`, as `run_calls` does.
         stop_condition: Whether the conversation is over; by default after a reply without tool calls.
-        user: Answers a reply without tool calls, unless the conversation is over. None answers `GO_ON`.
+        user: Answers a reply without tool calls, unless the conversation is over. None answers `CONTINUE`.
         tools: Typed functions, `Tool`s and `Toolset`s; or, with an executor, JSON Schemas.
         tool_tracker: Called with the results of each turn, for example a `ToolTracker`.
         reward_fn: Rewards the finished conversation, even if a limit cut it. Without it, or if it returns None or

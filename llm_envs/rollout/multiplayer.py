@@ -38,7 +38,7 @@ from llm_envs.types import RolloutError, SamplingParams, Trajectory
 
 __all__ = ["MultiplayerEnv", "PastVersions"]
 
-_MOST_KEPT = 1024
+_MAX_KEPT = 1024
 """Games that are kept for the episodes of their other seats."""
 
 
@@ -147,7 +147,7 @@ class MultiplayerEnv:
 
     def _forget_oldest(self) -> None:
         done = [key for key, game in self._games.items() if game.task.done()]
-        for key in done[: max(len(self._games) - _MOST_KEPT, 0)]:
+        for key in done[: max(len(self._games) - _MAX_KEPT, 0)]:
             del self._games[key]
 
     async def _play(

@@ -14,7 +14,7 @@ Invariants:
    cluster has room.
 4. Nothing waits for ever: if the head does not answer, or no node could have an actor, the collector fails after
    `HEAD_S` and `NOWHERE_S`.
-5. An episode that has lost `ALONE_AFTER` actors has the next one to itself, and fails after `MOST_LOSSES`. So one that
+5. An episode that has lost `ALONE_AFTER` actors has the next one to itself, and fails after `MAX_LOSSES`. So one that
    kills its process takes no other with it.
 """
 
@@ -48,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 MakePlayer = Callable[[], "tuple[Policy, Codec | None] | AbstractContextManager[tuple[Policy, Codec | None]]"]
 """Returns an actor's policy and its codec (None for a policy that reads text), or a context manager that does."""
 
-MOST_LOSSES = 5
+MAX_LOSSES = 5
 """How many actors an episode may lose before it fails: it may be the one that kills them."""
 ALONE_AFTER = 2
 """After how many losses an episode has an actor to itself, so that it takes no others along."""
@@ -269,7 +269,7 @@ class _Crew:
     async def play(self, spec: EpisodeSpec) -> Trajectory:
         """Play an episode on the actor that has the fewest; on another one if that is lost."""
         why = ""
-        for n_losses in range(MOST_LOSSES):
+        for n_losses in range(MAX_LOSSES):
             places = self._most if n_losses >= ALONE_AFTER else 1
             seat = await self._seat(places)
             self._n_played += 1
@@ -277,7 +277,7 @@ class _Crew:
                 return await seat.play(self._n_played, spec, places)
             except _LostError as error:
                 why = str(error)
-        lost = WorkerDiedError(f"{MOST_LOSSES} actors were lost while they played this episode, the last: {why}")
+        lost = WorkerDiedError(f"{MAX_LOSSES} actors were lost while they played this episode, the last: {why}")
         return errored_trajectory(spec, lost, "env")
 
     async def _seat(self, places: int) -> _Seat:

@@ -1,6 +1,6 @@
 """Groups that are trees: some members start fresh, the others continue from turns of these.
 
-`grow` adds the branches to groups that are played; a function `(roots, n) -> n pairs (root, turn)` chooses where.
+`add_branches` extends groups that are played; a function `(roots, n) -> n pairs (root, turn)` chooses where.
 Methods differ in the turns, and in whether branches are trained: VinePPO (arXiv 2410.01679) branches at every turn, for
 values only; ARPO (arXiv 2507.19849) and TreeRL (arXiv 2506.11902) branch at the least sure ones, and train all.
 `Algorithm.branches` asks for such groups.
@@ -20,7 +20,7 @@ from llm_envs.rollout.group import assemble_group
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["BRANCH_AT", "TurnsFn", "disagreement", "every_turn", "grow", "is_root", "least_sure", "n_roots"]
+__all__ = ["BRANCH_AT", "TurnsFn", "add_branches", "disagreement", "every_turn", "is_root", "least_sure", "n_roots"]
 
 TurnsFn = Callable[[Sequence[Trajectory], int], Sequence[tuple[int, int]]]
 """`(roots, n) -> n pairs (index of a root, index of its first new turn)`. Every root has at least one turn."""
@@ -46,7 +46,7 @@ def n_roots(share: float, group_size: int) -> int:
     return n
 
 
-def grow(
+def add_branches(
     groups: Sequence[TrajectoryGroup], group_size: int, play: Play, turns_fn: TurnsFn | str = "every_turn"
 ) -> list[TrajectoryGroup]:
     """Add branches to groups, so that each has `group_size` members; all branches are played concurrently.

@@ -38,7 +38,7 @@ __all__ = ["collection", "same_episodes", "workers"]
 N_GROUPS, GROUP_SIZE = 40, 2
 START_LIMIT_S = 90.0
 """A start takes about a second; after this time it has hung."""
-_MOST_STARTS = 6
+_MAX_STARTS = 6
 """Starts without faults until a run must be complete. Episodes that failed are played again by the next start."""
 
 
@@ -309,7 +309,7 @@ def _play_round(seed: int, folder: Path, faults: dict[str, Callable[[Run], None]
 
 def _complete(run: Run) -> None:
     """Resume a run until nothing is missing."""
-    for _ in range(_MOST_STARTS):
+    for _ in range(_MAX_STARTS):
         ended = in_child(partial(play, run.folder, run.n_workers, must_finish=True), run.log, limit_s=START_LIMIT_S)
         if ended.how == "done":
             return

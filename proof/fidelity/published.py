@@ -27,7 +27,7 @@ __all__ = ["BENCHMARKS", "cases", "result"]
 UNEXPLAINED = "unexplained"
 _LONGEST = 3_000
 """Characters of a hostile output."""
-_MOST_MUTANTS = 100
+_MAX_MUTANTS = 100
 BENCHMARKS: Mapping[str, tuple[str, Callable[[str, Mapping[str, Any]], bool]]] = {
     "GSM8K": ("openai/grade-school-math, is_correct", rules.gsm8k),
     "MATH500": ("math-verify", rules.math_verify),
@@ -112,7 +112,7 @@ def _programs(
         yield "right", "body in a fence", f"```python\n{problem['solution']}```"
     mutants = [mutant for _, mutant in mutated_python(code)]
     twice = [again for mutant in mutants for _, again in mutated_python(mutant)]
-    for mutant in list(dict.fromkeys([*mutants, *twice]))[:_MOST_MUTANTS]:
+    for mutant in list(dict.fromkeys([*mutants, *twice]))[:_MAX_MUTANTS]:
         yield "wrong", "mutant", f"```python\n{mutant}\n```"
     for place, line in enumerate(code.split("\n")):
         without = "\n".join([*code.split("\n")[:place], *code.split("\n")[place + 1 :]])

@@ -203,7 +203,7 @@ def new_algorithm(printed: str) -> None:
 
 
 @small(22, "--episodes 40")
-def own_policy(printed: str) -> None:
+def trainer_policy(printed: str) -> None:
     whole, short = check_rates(printed, rf"success {RATE}", n=2, of=40)
     assert whole == 1.0 > short
 

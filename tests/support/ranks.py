@@ -475,8 +475,8 @@ class Parts:
         """The same on servers that both processes share, and generations that are played ahead."""
         urls = os.environ["SERVER_URLS"].split()
         engine = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": urls, "max_steps": 3}
-        said = self.engines(engine, {"grpo": "gloo", "ppo": "whole", "pairwise": "delta"})
-        for n, transport in ((1, "whole"), (4, "gloo")):
+        said = self.engines(engine, {"grpo": "gloo", "ppo": "checkpoint", "pairwise": "delta"})
+        for n, transport in ((1, "checkpoint"), (4, "gloo")):
             self.name = f"ahead-{n}"
             self.begin()
             Later.reset(None)  # whose turn it is would be counted by generations, one after the other

@@ -13,7 +13,7 @@ from llm_envs.trainers.engines.weight_sync import ColocatedEngine
 if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
 
-__all__ = ["own_engine", "own_policy", "sharding_of"]
+__all__ = ["colocated_engine", "sharding_of", "trainer_policy"]
 
 
 def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
@@ -24,7 +24,7 @@ def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
     return "DeepSpeed's ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
 
 
-def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
+def trainer_policy(trainer: GRPOTrainer) -> TransformersPolicy:
     """Return the policy that samples with the trainer's own model.
 
     Raises:
@@ -42,7 +42,7 @@ def own_policy(trainer: GRPOTrainer) -> TransformersPolicy:
     return TransformersPolicy(model, tokenizer, max_batch_size=most_of(args.max_concurrency))
 
 
-def own_engine(trainer: GRPOTrainer) -> ColocatedEngine:
+def colocated_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
     args: Any = trainer.args
     model: Any = trainer.model

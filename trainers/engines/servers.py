@@ -74,10 +74,10 @@ class ServerSettings:
         metadata={"help": "Folder that all servers can read, for new weights; None: this machine's shared memory."},
     )
     vllm_transport: str = field(
-        default="whole",
+        default="checkpoint",
         metadata={
-            "help": "How new weights are sent: whole; delta: only what has changed, where that is little; nccl: from "
-            "GPU to GPU by vLLM's weight transfer; gloo: the same on CPUs."
+            "help": "How new weights are sent: checkpoint; delta: only what has changed, where that is little; nccl: "
+            "from GPU to GPU by vLLM's weight transfer; gloo: the same on CPUs."
         },
     )
     vllm_transfer_address: str | None = field(
@@ -154,7 +154,7 @@ class ServerEngines(ColocatedEngine):
                     max_concurrency=self._max_concurrency,
                     api_key=os.environ.get(API_KEY),
                     exchange_dir=settings.vllm_exchange_dir,
-                    transport=cast("Literal['whole', 'delta', 'nccl', 'gloo']", settings.vllm_transport),
+                    transport=cast("Literal['checkpoint', 'delta', 'nccl', 'gloo']", settings.vllm_transport),
                     transfer_address=settings.vllm_transfer_address,
                 )
         except BaseException:

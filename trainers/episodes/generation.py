@@ -34,7 +34,7 @@ from llm_envs.rollout.ray_cluster import RayCluster
 from llm_envs.rollout.ray_collector import RayCollector
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
-from llm_envs.rollout.tree import grow, is_root, n_roots
+from llm_envs.rollout.tree import add_branches, is_root, n_roots
 from llm_envs.sources.source import SeedSource, group_specs
 from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
@@ -125,7 +125,7 @@ def _episodes_at_a_time(args: Any) -> int:
 
 
 @dataclass(eq=False)
-class _Begun:
+class PlayedAhead:
     """A generation that has begun, in this thread's next call or in another thread."""
 
     specs: Sequence[Sequence[EpisodeSpec]]
@@ -168,14 +168,14 @@ class GenerationPlayer:
         self._filter, self._max_refills, self._seed = group_filter, max_refills, seed
         self.played: list[Trajectory] = []
         """All episodes of the latest generation, including dropped groups, in a fixed order."""
-        self.was_early = False
+        self.was_ahead = False
         """Whether the latest generation had begun early, in this run or before a checkpoint."""
         self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
         self.writer: TrajectoryWriter | None = None  # opened with the first episode
         self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
         self._taken = self._last["train"]
         self._loop = BackgroundLoop() if is_ahead else None
-        self._begun: deque[_Begun] = deque()
+        self._begun: deque[PlayedAhead] = deque()
         """The training generations that have begun early, in order."""
         self._stored: deque[tuple[list[TrajectoryGroup], list[TrajectoryGroup]]] = deque()
         """Of a checkpoint: the groups of generations that had begun early, kept and dropped."""
@@ -225,10 +225,10 @@ class GenerationPlayer:
         with self.time_shares.waiting():
             groups = begun.wait()
             if algorithm is not None and n_first < group_size:
-                groups = grow(groups, group_size, self.collector.play, algorithm.branch_at)
+                groups = add_branches(groups, group_size, self.collector.play, algorithm.branch_at)
         if free_memory := getattr(self.collector.policy, "free_memory", None):
             free_memory()  # the weights change next, and training needs the memory
-        self.was_early = is_begun or begun.is_stored
+        self.was_ahead = is_begun or begun.is_stored
         if mode == "train":
             self._taken = begun.last
             self.time_shares.end_generation()
@@ -246,7 +246,9 @@ class GenerationPlayer:
         ]
         return kept + empty
 
-    def _begin(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int, n_first: int) -> _Begun:
+    def _begin(
+        self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int, n_first: int
+    ) -> PlayedAhead:
         """Begin the groups' first `n_first` members."""
         specs = self._specs(rows, mode, step, group_size)
         first = [members[:n_first] for members in specs]
@@ -254,8 +256,8 @@ class GenerationPlayer:
         if mode == "train" and self._stored:
             kept, dropped = self._stored.popleft()
             _check_stored(specs, [*kept, *dropped])
-            return _Begun(specs, self._last[mode], lambda: kept, dropped, is_stored=True)
-        begun = _Begun(specs, self._last[mode], lambda: ())
+            return PlayedAhead(specs, self._last[mode], lambda: kept, dropped, is_stored=True)
+        begun = PlayedAhead(specs, self._last[mode], lambda: ())
         passes = None if chosen is None else partial(_passes, chosen, begun.dropped)
         # Each place has one group in `specs` already, hence the - 1.
         key = (self._seed, "train", step, self._last["train"][1], self._process_index)
@@ -276,7 +278,7 @@ class GenerationPlayer:
             self._loop.close()
             self._loop = BackgroundLoop()
 
-    def save_begun(self, folder: Path) -> None:
+    def save_ahead(self, folder: Path) -> None:
         """Wait for the generations that have begun early, and write their episodes for `load_begun`.
 
         An error on one process is raised on all.
@@ -324,7 +326,7 @@ class GenerationPlayer:
             return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
 
     @property
-    def n_begun(self) -> int:
+    def n_ahead(self) -> int:
         """Number of training generations that have begun early."""
         return len(self._begun)
 
@@ -366,7 +368,7 @@ class GenerationPlayer:
     def use_metrics(self, rows: Sequence[Trajectory], step: int) -> dict[str, float]:
         """Return how the time was used, and how old the weights of `rows` are at `step` if they were played early."""
         metrics = {f"time/{name}": share for name, share in self.time_shares.gather().items()}
-        if self._loop is None and not self.was_early:  # the same on all processes
+        if self._loop is None and not self.was_ahead:  # the same on all processes
             return metrics
         # Of all processes together: their shares of the tokens differ. Only the versions are sent.
         versions = [tuple(Turn(0.0, {}, weight_versions=turn.weight_versions) for turn in t.turns) for t in rows]

@@ -36,8 +36,8 @@ from llm_envs.types import SamplingParams
 
 __all__ = [
     "FOLDER",
-    "LearnedLog",
     "RecordsLearning",
+    "TrainingRecord",
     "baselines",
     "describe",
     "generation_record",
@@ -66,7 +66,7 @@ _SETTINGS = (
 """The trainers' settings that advantages and losses depend on."""
 
 
-class LearnedLog:
+class TrainingRecord:
     """Appends lines of a training's record, each handed to the operating system immediately.
 
     Args:
@@ -97,7 +97,7 @@ class LearnedLog:
 class RecordsLearning:
     """Records what a trainer of TRL learns: a mixin before TRL's class."""
 
-    _learned: LearnedLog | None = None
+    _learned: TrainingRecord | None = None
     _has_record = True
     """Whether the record could be written so far."""
     _step_loss: Any = 0.0
@@ -121,7 +121,7 @@ class RecordsLearning:
         self._has_record = False
         with describing("the record of what is learned"):
             if self._learned is None:
-                self._learned = LearnedLog(writer, run())
+                self._learned = TrainingRecord(writer, run())
             self._learned.write(generation())
             self._has_record = True
 

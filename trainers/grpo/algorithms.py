@@ -20,7 +20,7 @@ from llm_envs.trainers.functional.kl import KL_ESTIMATORS
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.schedules import KLController, parse_kl_schedule
 from llm_envs.trainers.settings.checks import as_algorithm
-from llm_envs.trainers.settings.unused import SAID_BY_THE_ALGORITHM, is_changed
+from llm_envs.trainers.settings.unused import SET_BY_ALGORITHM, is_changed
 from llm_envs.types import TrajectoryGroup
 
 __all__ = ["AlgorithmState", "Algorithms", "with_settings"]
@@ -43,7 +43,7 @@ _SETTINGS: Mapping[str, tuple[type, ...]] = {
 }
 """The algorithm fields that a command line or file can set, with the types of their values there."""
 _JSON_NAMES = {float: "a number", str: "a text", bool: "true or false"}
-_MOST_GENERATIONS = 100_000
+_MAX_GENERATIONS = 100_000
 """Before training, a schedule is checked for at most this many generations; each call takes microseconds."""
 
 
@@ -161,7 +161,7 @@ class AlgorithmState:
             raise InvalidConfigError(
                 f"generation {self.n_generations} has the algorithm {self.algorithm.name!r}, which the schedule did "
                 f"not give when it was asked before training: it must depend only on the generation, and show all its "
-                f"algorithms in the first {_MOST_GENERATIONS:,}."
+                f"algorithms in the first {_MAX_GENERATIONS:,}."
             )
         self.n_generations += 1
         if self._controller is not None:
@@ -271,12 +271,12 @@ def _n_generations(args: Any, n_items: int | None) -> int:
     if args.max_steps > 0:
         uses = int(args.steps_per_generation or 1) * args.num_iterations
         n = math.ceil(args.max_steps * args.gradient_accumulation_steps / uses)
-    return min(n, _MOST_GENERATIONS)
+    return min(n, _MAX_GENERATIONS)
 
 
 def _refuse_settings(args: Any) -> None:
     """Reject TRL's settings of a loss beside an algorithm."""
-    if given := [f"{name}={getattr(args, name)!r}" for name in SAID_BY_THE_ALGORITHM if is_changed(args, name)]:
+    if given := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
         raise InvalidConfigError(
             f"{', '.join(given)}: the algorithm decides that. Leave it out and change the algorithm, for example "
             "dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)."

@@ -29,7 +29,7 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
-from llm_envs.trainers.engines.engines import own_engine
+from llm_envs.trainers.engines.engines import colocated_engine
 from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
 from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
@@ -83,13 +83,13 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     _reference: Reference
     _context_fn: ContextFn | None
     _guarded: bool
-    _pays_for: RewardSettings
+    _reward_settings: RewardSettings
     _task_weights: Mapping[str, float]
     _trajectory_filter: TrajectoryFilter | None
     _sampler: RecordedSampler
 
     def _start_vllm(self) -> Any:
-        self.vllm_generation = own_engine(self)
+        self.vllm_generation = colocated_engine(self)
         self.use_vllm = True
         self._synced_step = -1  # no step: the first generation gets the weights too
         return self.vllm_generation.policy
@@ -278,7 +278,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             codec=self.collector.codec,
             sampling=self.collector.sampling,
             max_model_len=self._policy.max_model_len,
-            rewards=self._pays_for,
+            rewards=self._reward_settings,
             unknown=[name for name, function in given.items() if function is not None],
             pad_id=int(self.processing_class.pad_token_id),
             processes=self.accelerator.num_processes,
@@ -376,9 +376,9 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         if taken:  # every process writes its own rows
             micro_batches: Any = self._buffered_inputs
             self.generations["train"].save(self._rest_path(folder), micro_batches)
-        self._player.save_begun(folder / "ahead")
+        self._player.save_ahead(folder / "ahead")
         if self.args.should_save:
-            begun = {"taken": taken, "ahead": self._player.n_begun}
+            begun = {"taken": taken, "ahead": self._player.n_ahead}
             state = self._player.state_dict() | {"trainer": self._kind, "generation": begun | uses}
             state |= self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)

@@ -32,7 +32,7 @@ class LogsGenerations(LogsMeans):
     eos_token_ids: Any
     log_completions: bool
     _logs: Any
-    _pays_for: RewardSettings
+    _reward_settings: RewardSettings
     processing_class: Any
 
     def _log_rows(self, output: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class LogsGenerations(LogsMeans):
         mode, metrics = self._mode, self._metrics[self._mode]
         table = self._gathered_table(episodes, output)
         if mode == "train" and self.state.global_step == 0:
-            warn_of_absent(self._pays_for, table.columns)
+            warn_of_absent(self._reward_settings, table.columns)
         for name, values in {"reward": table.rewards, **{f"rewards/{k}": v for k, v in table.columns.items()}}.items():
             scored = np.array([value for value in values if value is not None and not math.isnan(value)])
             mean, deviation = ("reward", "reward_std") if name == "reward" else (f"{name}/mean", f"{name}/std")

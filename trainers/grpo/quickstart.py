@@ -30,7 +30,7 @@ from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
 from llm_envs.trainers.callbacks import LoggerCallback
-from llm_envs.trainers.engines.engines import own_policy
+from llm_envs.trainers.engines.engines import trainer_policy
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.references import RefModelFn
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
@@ -154,7 +154,7 @@ def quick_start_training(
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resume and folder.exists() else None)
         trainer.close()
-    return QuickStartResult(trainer, own_policy(trainer), history)
+    return QuickStartResult(trainer, trainer_policy(trainer), history)
 
 
 def _source(

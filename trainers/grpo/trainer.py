@@ -45,7 +45,7 @@ from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.engines.engines import own_policy
+from llm_envs.trainers.engines.engines import trainer_policy
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import batch_from_trl, rollout_output
 from llm_envs.trainers.episodes.generation import GenerationPlayer
@@ -153,7 +153,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         rewards = (rewards or RewardSettings()).limited(function_limit(args))
-        self._pays_for = rewards_from_trl(args, rewards)
+        self._reward_settings = rewards_from_trl(args, rewards)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
@@ -168,7 +168,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         )
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
-        self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
+        self._task_weights = checked_weights(self._reward_settings, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded, self._packable = args.logps_tolerance is None, WeakSet[Any]()
@@ -176,7 +176,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
-        self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
+        self._policy = self._start_vllm() if args.use_vllm else trainer_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
             self._start_collector(),
@@ -220,7 +220,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if mode == "train":
             self._player.learn()
         # The algorithm of now may punish length: that is one more column of rewards.
-        rewards = with_overlong(self._pays_for, algorithm.overlong, self.max_completion_length)
+        rewards = with_overlong(self._reward_settings, algorithm.overlong, self.max_completion_length)
         # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
         with raise_on_all_ranks():
             episodes = score_episodes(rows, rewards, self._task_weights)

@@ -9,7 +9,7 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
-from llm_envs.rollout.tree import TurnsFn, grow, is_root, n_roots
+from llm_envs.rollout.tree import TurnsFn, add_branches, is_root, n_roots
 from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.trainers.functional.references import ReferenceUpdateFn
 from llm_envs.types import Trajectory, TrajectoryGroup
@@ -77,7 +77,7 @@ def play_generation(
             groups = _play_prompts(collector, n_groups, n_first, iteration, prompt_loader)
         if n_first < group_size:
             choose = limited(branch_at, max_function_s, "branch_at")
-            groups = grow(groups, group_size, collector.play, choose)
+            groups = add_branches(groups, group_size, collector.play, choose)
     finally:
         collector.on_trajectory, collector.group_filter, collector.select_fn = outer, group_filter, select_fn
         collector.context_fn = context_fn

@@ -16,7 +16,7 @@ from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
 from llm_envs.trainers.engines.servers import SERVER_SETTINGS
 
 __all__ = [
-    "SAID_BY_THE_ALGORITHM",
+    "SET_BY_ALGORITHM",
     "Case",
     "dpo_cases",
     "grpo_cases",
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Case = tuple[bool, str, tuple[str, ...]]
 """`(holds, why, names)`."""
 
-SAID_BY_THE_ALGORITHM = (
+SET_BY_ALGORITHM = (
     *("beta", "delta", "entropy_coef", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type"),
     *("multi_objective_aggregation", "off_policy_mask_threshold", "scale_rewards", "top_entropy_quantile"),
     *("use_adaptive_entropy", "use_bias_correction_kl"),

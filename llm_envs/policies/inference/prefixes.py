@@ -23,9 +23,9 @@ except ImportError as error:
 
 __all__ = ["PrefixCache", "depends_on_length"]
 
-_LEAST_KNOWN = 16
+_MIN_KNOWN = 16
 """Tokens. All prompts begin with the same few tokens of the template."""
-_LEAST_SAVED = 32
+_MIN_SAVED = 32
 """Tokens. A separate pass over a shared beginning must save more than this."""
 _MOST = 1024
 """Prefixes. Each is compared with each prompt."""
@@ -95,7 +95,7 @@ class PrefixCache:
     def find(self, ids: IdArray) -> Prefix | None:
         """Return the longest known prefix of a prompt that leaves at least one token to read."""
         lengths = [_n_common(p.ids, ids[:-1]) for p in self._prefixes]
-        if max(lengths, default=0) < _LEAST_KNOWN:
+        if max(lengths, default=0) < _MIN_KNOWN:
             return None
         place = max(range(len(lengths)), key=lambda place: (lengths[place], place))
         self._prefixes.append(self._prefixes.pop(place))
@@ -140,7 +140,7 @@ class PrefixCache:
         if len(prompts) < 2:
             return None
         n_shared = min(_n_common(prompts[0][:-1], prompt[:-1]) for prompt in prompts)
-        if n_shared < _LEAST_KNOWN or n_shared * (len(prompts) - 1) <= _LEAST_SAVED:
+        if n_shared < _MIN_KNOWN or n_shared * (len(prompts) - 1) <= _MIN_SAVED:
             return None
         if (known := self.find(prompts[0][: n_shared + 1])) is not None and len(known.ids) == n_shared:
             return known

@@ -142,7 +142,7 @@ class ServerControl(Protocol):
         """Do what `check_facts` does, with what the server answers to a few questions."""
         ...
 
-    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+    def update_to(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
         """Make a server load a checkpoint and tag its weights; return what it has loaded, by the same tag.
 
         Args:
@@ -263,7 +263,7 @@ class VLLMControl(_Asker):
             logps += listed.logps(len(listed.items()))
         return logps
 
-    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+    def update_to(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
         """Change the weights between two steps. Running turns are frozen meanwhile and continue afterwards.
 
         If that fails, running turns are aborted, because the workers may have different weights by then, and the server
@@ -287,7 +287,7 @@ class VLLMControl(_Asker):
 
     @contextmanager
     def all_changing(self, servers: Sequence[ServerFacts], tag: str) -> Iterator[None]:
-        """Do what `bring_up` does before and after, for several servers whose weights the block changes together."""
+        """Do what `update_to` does before and after, for several servers whose weights the block changes together."""
         noted = [facts for facts in servers if facts.has_extension]
         with ExitStack() as changing:
             for facts in servers:
@@ -379,7 +379,7 @@ class SGLangControl(_Asker):
         path, tag, device = model["model_path"].text(), model["weight_version"].value, server["device"].value
         return ServerFacts(url, path, path, length.whole(1), tag=tag, device=device, is_dev=True)
 
-    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+    def update_to(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
         """Load weights from a folder that the server can read; this server takes no deltas."""
         body = {"model_path": str(checkpoint.path), "weight_version": checkpoint.tag, "flush_cache": True}
         answer = self.ask(f"{facts.url}/update_weights_from_disk", body, timeout_s=_LOAD_S)

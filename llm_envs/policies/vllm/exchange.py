@@ -20,10 +20,10 @@ from typing import Any
 from llm_envs.policies.vllm.checkpoints import Shapes, dtype_of, tensor_dtypes, tensor_shapes, write_checkpoint
 from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
-__all__ = ["Exchange", "ServedCheckpoint", "new_tag", "version_of"]
+__all__ = ["ServedCheckpoint", "WeightStore", "new_tag", "version_of"]
 
 _PREFIX = "llm-envs-weights-"
-_MOST_IN_DELTAS = 0.5
+_MAX_IN_DELTAS = 0.5
 """All deltas may have this share of a checkpoint's bytes; a restarted server loads the checkpoint and all of them."""
 
 CheckFn = Callable[[Shapes], None]
@@ -61,7 +61,7 @@ def version_of(tag: str) -> int:
     return int(tag.split()[1])
 
 
-class Exchange:
+class WeightStore:
     """Writes weights.
 
     Args:
@@ -69,7 +69,7 @@ class Exchange:
             if the system has it.
         is_sparse: Whether to write only what has changed, where that is little. Then copies of the last weights are
             kept in memory.
-        is_memory: Whether to keep copies of the last weights in memory, and write them only for `write_whole`.
+        is_memory: Whether to keep copies of the last weights in memory, and write them only for `write_checkpoint`.
     """
 
     def __init__(self, folder: str | Path | None, *, is_sparse: bool = False, is_memory: bool = False) -> None:
@@ -126,7 +126,7 @@ class Exchange:
         """Return copies of these weights, on the CPU; None if this process does not have them."""
         return self._sent[1] if self._sent is not None and self._sent[0] == checkpoint.tag else None
 
-    def write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
+    def write_checkpoint(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
         """Write the same weights as a full checkpoint; None if this process does not have them."""
         if (tensors := self.tensors(checkpoint)) is None:
             return None
@@ -176,7 +176,7 @@ class Exchange:
         if now.path is None or self._sent is None or self._sent[0] != now.tag:
             return None
         n_whole = sum(value.numel() * value.element_size() for value in tensors.values())
-        room = int(_MOST_IN_DELTAS * n_whole) - sum(delta.n_bytes for delta in now.deltas)
+        room = int(_MAX_IN_DELTAS * n_whole) - sum(delta.n_bytes for delta in now.deltas)
         data = encode_delta(self._sent[1], tensors, max_bytes=room)
         if data is None:
             return None

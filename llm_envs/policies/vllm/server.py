@@ -44,7 +44,7 @@ from llm_envs.policies.vllm.control import (
     check_settings,
     check_updatable,
 )
-from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag, version_of
+from llm_envs.policies.vllm.exchange import ServedCheckpoint, WeightStore, new_tag, version_of
 from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
@@ -82,9 +82,9 @@ class VLLMServerPolicy:
         weight_version: Version of the current weights.
         exchange_dir: Folder for weights, which we can write and all servers can read under the same path. None: a
             temporary one, for servers on this machine.
-        transport: How `update_weights` sends weights: "whole", or "delta": only the elements that have changed, where
-            these are few. "nccl": by vLLM's weight transfer, from a GPU to GPUs; "gloo": the same on CPUs. With all but
-            "whole" this process keeps a copy of the weights in memory, with "delta" each worker of a server too.
+        transport: How `update_weights` sends weights: "checkpoint", or "delta": only the elements that have changed,
+            where these are few. "nccl": by vLLM's weight transfer, from a GPU to GPUs; "gloo": the same on CPUs. With
+            all but "checkpoint" this process keeps a copy of the weights in memory, with "delta" each worker of a server too.
         transfer_address: With "nccl" and "gloo": HOST or HOST:PORT of this machine for the servers' workers. None:
             the host by which this machine reaches the servers, and a free port.
 
@@ -112,7 +112,7 @@ class VLLMServerPolicy:
         backoff: Backoff | None = None,
         weight_version: int = 0,
         exchange_dir: str | Path | None = None,
-        transport: Literal["whole", "delta", "nccl", "gloo"] = "whole",
+        transport: Literal["checkpoint", "delta", "nccl", "gloo"] = "checkpoint",
         transfer_address: str | None = None,
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
@@ -139,7 +139,9 @@ class VLLMServerPolicy:
         ]
         self._checkpoint: ServedCheckpoint | None = None
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
-        self._exchange = Exchange(exchange_dir, is_sparse=transport == "delta", is_memory=transport in GROUP_TRANSPORTS)
+        self._exchange = WeightStore(
+            exchange_dir, is_sparse=transport == "delta", is_memory=transport in GROUP_TRANSPORTS
+        )
         self._transfer = make_transfer(transport, transfer_address, self._control)
         self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
         self._own_tags: set[str | None] = set()
@@ -485,7 +487,7 @@ class VLLMServerPolicy:
         """Make a server load weights. The caller holds its lock."""
         check_updatable(facts)
         with endpoint.loading():
-            self._control.bring_up(facts, checkpoint, self._write_whole)
+            self._control.update_to(facts, checkpoint, self._write_whole)
             endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
 
     def _write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
@@ -498,7 +500,7 @@ class VLLMServerPolicy:
             now = self._checkpoint
             if now is not None and now.tag == checkpoint.tag and now.is_whole:  # written for another server
                 return now
-            whole = self._exchange.write_whole(checkpoint)
+            whole = self._exchange.write_checkpoint(checkpoint)
             if whole is not None:
                 self._checkpoint = whole
             return whole

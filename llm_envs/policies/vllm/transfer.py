@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 GROUP_TRANSPORTS = ("nccl", "gloo")
-TRANSPORTS = ("whole", "delta", *GROUP_TRANSPORTS)
+TRANSPORTS = ("checkpoint", "delta", *GROUP_TRANSPORTS)
 """How new weights reach servers."""
-MOST_WHOLE = 16
+MAX_WHOLE = 16
 """Servers for full checkpoints. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
 (docs/results/scale.md)."""
 
@@ -67,7 +67,7 @@ def transfer_args(transport: str) -> list[str]:
 
 def warn_of_whole(transport: str, n_servers: int) -> None:
     """Warn if full checkpoints go to so many servers that reading them holds a training up."""
-    if transport == "whole" and n_servers > MOST_WHOLE:
+    if transport == "checkpoint" and n_servers > MAX_WHOLE:
         warnings.warn(
             f"after each step {n_servers} servers read all weights, and the trainer waits. Set vllm_transport='delta', "
             "which sends what has changed, or 'nccl' where the trainer has a GPU.",
@@ -85,8 +85,8 @@ def check_transport(transport: str, address: str | None = None, server: str = "v
     """
     if transport not in TRANSPORTS:
         raise InvalidConfigError(f"the transport of weights is {transport!r}; it must be one of {TRANSPORTS}.")
-    if transport != "whole" and server != "vllm":
-        raise InvalidConfigError(f"transport={transport!r} is for vLLM, and server={server!r}: use 'whole'.")
+    if transport != "checkpoint" and server != "vllm":
+        raise InvalidConfigError(f"transport={transport!r} is for vLLM, and server={server!r}: use 'checkpoint'.")
     if address is not None and not re.fullmatch(r"[^:/\s]+(:[1-9]\d{0,4})?", address):
         raise InvalidConfigError(f"transfer_address is {address!r}; it must be HOST or HOST:PORT of this machine.")
     if transport not in GROUP_TRANSPORTS:
@@ -97,7 +97,7 @@ def check_transport(transport: str, address: str | None = None, server: str = "v
 
     if transport == "nccl" and not torch.cuda.is_available():
         raise InvalidConfigError(
-            "transport='nccl' needs a GPU in this process, and torch finds none. Use 'whole', 'delta', or 'gloo', "
+            "transport='nccl' needs a GPU in this process, and torch finds none. Use 'checkpoint', 'delta', or 'gloo', "
             "which does the same on CPUs."
         )
 
@@ -133,7 +133,7 @@ class WeightTransfer:
         """
         if facts.device == "cpu" and self.backend == "nccl":
             raise ModelError(
-                f"{facts.url} runs on a CPU, and transport='nccl' needs GPUs. Use 'whole', 'delta' or 'gloo'."
+                f"{facts.url} runs on a CPU, and transport='nccl' needs GPUs. Use 'checkpoint', 'delta' or 'gloo'."
             )
         option, config = transfer_args(self.backend)
         found, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)

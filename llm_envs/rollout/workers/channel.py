@@ -17,7 +17,7 @@ from typing import Any
 from llm_envs.errors import WorkerDiedError
 from llm_envs.processes import StartWatch
 from llm_envs.rollout.workers.frames import MAX_FRAME_BYTES, Frames
-from llm_envs.rollout.workers.wire import MOST_TARGETS, load_plain
+from llm_envs.rollout.workers.wire import MAX_TARGETS, load_plain
 
 __all__ = ["Channel", "Reply"]
 
@@ -166,7 +166,7 @@ class Channel(ABC):
 
     def note_loaded(self, key: int) -> None:
         """Record that the process has loaded a target; at the limit it drops all others first."""
-        if len(self.loaded) >= MOST_TARGETS:
+        if len(self.loaded) >= MAX_TARGETS:
             self.loaded.clear()
         self.loaded.add(key)
 

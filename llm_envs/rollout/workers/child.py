@@ -25,7 +25,7 @@ from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.processes.child import end_group, end_with_host, take_standard_input
 from llm_envs.rollout.workers.frames import KEY_BYTES, MAX_FRAME_BYTES, Frames
 from llm_envs.rollout.workers.runner import call, check_reset, check_step, env_attribute, make_env
-from llm_envs.rollout.workers.wire import MOST_TARGETS, dump_plain, error_bases, error_text
+from llm_envs.rollout.workers.wire import MAX_TARGETS, dump_plain, error_bases, error_text
 
 __all__ = ["main"]
 
@@ -52,7 +52,7 @@ class _Host:
                 f"the environment's factory cannot be loaded in a worker process: {type(error).__name__}: "
                 f"{error_text(error)}. It must be in a module that can be imported there, or pickle by value."
             ) from error
-        if len(self.targets) >= MOST_TARGETS:
+        if len(self.targets) >= MAX_TARGETS:
             self.targets.clear()
         self.targets[key] = target
 

@@ -36,7 +36,7 @@ from llm_envs.rollout.workers.process import WorkerProcess
 from llm_envs.rollout.workers.remote import EnvServers, NoRoomError
 from llm_envs.rollout.workers.remote_env import RemoteEnv
 from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step, in_thread
-from llm_envs.rollout.workers.wire import MOST_TARGETS, by_value, pickled, revive
+from llm_envs.rollout.workers.wire import MAX_TARGETS, by_value, pickled, revive
 
 __all__ = ["WorkerPool", "WorkerRunner"]
 
@@ -163,7 +163,7 @@ class WorkerPool:
         target, kwargs = (make.target, make.kwargs) if isinstance(make, EnvMaker) else (make, {})
         if id(target) not in self._targets:
             # Keys are never reused, so workers that still hold a dropped target cannot confuse it with a new one.
-            if len(self._targets) >= MOST_TARGETS:
+            if len(self._targets) >= MAX_TARGETS:
                 self._targets.clear()
             self._n_keys += 1
             self._targets[id(target)] = self._n_keys, pickled(by_value(target), target), target

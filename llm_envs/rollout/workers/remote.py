@@ -43,7 +43,7 @@ TOKEN_VARIABLE = "LLM_ENVS_ENV_TOKEN"
 """The environment variable with the token, on both sides."""
 CONNECT_S = 10.0
 _MAX_INFO_BYTES = 4096
-_MOST_AT_ONCE = 8
+_MAX_AT_ONCE = 8
 """How many connections a process makes at once: the threads of a thousand episodes would overrun a server."""
 
 
@@ -182,7 +182,7 @@ class EnvServers:
 
     def forget(self) -> None:
         """Make new locks: in a forked child the old ones may be held for ever."""
-        self._turns = threading.Semaphore(_MOST_AT_ONCE)
+        self._turns = threading.Semaphore(_MAX_AT_ONCE)
         self._lock = threading.Lock()
 
     @classmethod

@@ -27,7 +27,7 @@ from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.rollout.workers.frames import MAX_FRAME_BYTES
 
 __all__ = [
-    "MOST_TARGETS",
+    "MAX_TARGETS",
     "Foreign",
     "RemoteError",
     "by_value",
@@ -39,7 +39,7 @@ __all__ = [
     "revive",
 ]
 
-MOST_TARGETS = 256
+MAX_TARGETS = 256
 """Most environment factories that a worker keeps; at the limit it drops all of them before it adds one."""
 _TEXT_CHARACTERS = 1_000_000
 """Longest text of an exception that is sent."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llm_envs.agents import PolicyServer
-from llm_envs.agents.session import MOST_REFUSALS
+from llm_envs.agents.session import MAX_REFUSALS
 from llm_envs.errors import BridgeError, InvalidConfigError
 from llm_envs.parsers import format_tool_call
 from llm_envs.policies import ConstantPolicy
@@ -551,7 +551,7 @@ class TestLimits:
     def test_turns(self) -> None:
         async def play(caller: Caller) -> None:
             await caller.ask([ASK])
-            for _ in range(MOST_REFUSALS):
+            for _ in range(MAX_REFUSALS):
                 assert (await caller.error({"messages": [ASK]}))[:2] == (403, "episode_over")
             assert (await caller.error({"messages": [ASK]}))[:2] == (403, "session_over")
 

@@ -16,7 +16,7 @@ from llm_envs.checker import check_task
 from llm_envs.checker.subject import Effort
 
 pytestmark = pytest.mark.suites
-LEAST = Effort(n_seeds=3, n_draws=40, n_hostile_episodes=1, n_fuzzed=6, n_pairs=6)
+MIN = Effort(n_seeds=3, n_draws=40, n_hostile_episodes=1, n_fuzzed=6, n_pairs=6)
 FEW = Effort(n_seeds=6, n_draws=60, n_hostile_episodes=2, n_fuzzed=20, n_pairs=12)
 BRIDGED = (
     "reasoning_gym/chain_sum-v0",
@@ -39,7 +39,7 @@ def passes(env_id: str, effort: Effort = FEW, **kwargs: Any) -> Mapping[str, str
 
 @pytest.mark.parametrize("domain", ["retail", *(["airline", "telecom"] if IS_THOROUGH else [])])
 def test_tau2(domain: str) -> None:
-    passes("llm/Tau2-v0", LEAST, difficulty=domain)
+    passes("llm/Tau2-v0", MIN, difficulty=domain)
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed here")

@@ -14,7 +14,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import ConstantPolicy, with_latency
 from llm_envs.policies.scripted import before_turn
 from llm_envs.rollout import Collector, SeedSource
-from llm_envs.rollout.concurrency import FIRST, HIGHEST, AutoConcurrency, Climb, EpisodeSlots, climb
+from llm_envs.rollout.concurrency import FIRST, HIGHEST, AutoConcurrency, ConcurrencySearch, EpisodeSlots, climb
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.tracking.stats import CollectorStats
 
@@ -23,7 +23,7 @@ CODEC = ByteCodec()
 
 def settle(rate: Callable[[int], float], *, room: int = HIGHEST, noise: float = 0.0, n: int = 200) -> list[int]:
     """Return the limits of `n` measurements of an engine that preempts above `room` episodes."""
-    random, state, limits = Random(0), Climb(), []
+    random, state, limits = Random(0), ConcurrencySearch(), []
     for _ in range(n):
         measured = rate(state.limit) * random.uniform(1 - noise, 1 + noise)
         state = climb(state, measured, is_preempting=state.limit > room)
@@ -54,9 +54,9 @@ class TestClimb:
         assert settle(float, n=4) == [32, 64, 128, 256]
 
     def test_preemption_lowers_the_limit_at_once(self) -> None:
-        state = climb(Climb(limit=64, base=64, base_rate=100.0), 100.0, is_preempting=True)
+        state = climb(ConcurrencySearch(limit=64, base=64, base_rate=100.0), 100.0, is_preempting=True)
         assert (state.limit, state.base) == (48, 48)
-        assert climb(Climb(limit=1, base=1), 1.0, is_preempting=True).limit == 1
+        assert climb(ConcurrencySearch(limit=1, base=1), 1.0, is_preempting=True).limit == 1
 
     def test_an_engine_that_preempts_is_rarely_asked_for_more(self) -> None:
         limits = settle(float, room=50)
@@ -64,7 +64,7 @@ class TestClimb:
         assert sorted(limits[-100:])[50] >= 30
 
     def test_a_workload_that_changes_is_followed(self) -> None:
-        state = Climb()
+        state = ConcurrencySearch()
         for _ in range(50):
             state = climb(state, min(state.limit, 16))
         assert state.base <= 32

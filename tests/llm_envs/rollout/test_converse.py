@@ -24,7 +24,7 @@ from llm_envs.rollout import (
     converse_batch,
     create_window,
 )
-from llm_envs.rollout.converse import DEFAULT_MAX_TURNS, GO_ON
+from llm_envs.rollout.converse import CONTINUE, DEFAULT_MAX_TURNS
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.tools import Toolset, tool
 from llm_envs.types import Message, StopReason, ToolCall, ToolResult, Trajectory, validate_batch
@@ -142,7 +142,7 @@ class TestStop:
 
         policy = ReplayPolicy(["Let me think.", CALL, format_tool_call("submit", x=12)])
         trajectory = converse(policy, ASK, tools=[multiply], stop_condition=submitted)
-        assert [text for role, text in texts(trajectory) if role != "assistant"] == [ASK, GO_ON, "12"]
+        assert [text for role, text in texts(trajectory) if role != "assistant"] == [ASK, CONTINUE, "12"]
         assert [len(turn.tool_results) for turn in trajectory.turns] == [0, 1, 0]
         assert [message.content for message in seen] == list(policy.actions)
 

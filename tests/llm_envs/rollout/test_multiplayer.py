@@ -11,7 +11,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.policies.scripted import RandomPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, MultiplayerEnv, PastVersions, RolloutLimits, play_episode
-from llm_envs.rollout.multiplayer import _MOST_KEPT
+from llm_envs.rollout.multiplayer import _MAX_KEPT
 from llm_envs.tasks.games.guess_number import GuessNumberEnv
 from llm_envs.tasks.games.kuhn_poker import KuhnPoker
 from llm_envs.tasks.games.two_seat_tic_tac_toe import TwoSeatTicTacToe
@@ -159,12 +159,12 @@ class TestSharedGames:
 
     def test_games_whose_other_seats_are_never_asked_for_are_forgotten(self, counted):
         async def many():
-            for member in range(_MOST_KEPT + 30):
+            for member in range(_MAX_KEPT + 30):
                 spec = EpisodeSpec("kuhn", seed=3, member=member)
                 await counted.play_episode(spec, BySeat(BET, PASS))
 
         asyncio.run(many())
-        assert len(counted._games) <= _MOST_KEPT
+        assert len(counted._games) <= _MAX_KEPT
 
     def test_the_last_cancelled_episode_cancels_the_game(self):
         env, policy = MultiplayerEnv(KuhnPoker), HashingTokenPolicy(ByteCodec(), [PASS], latency_s=3600)

@@ -142,23 +142,23 @@ def test_a_wrapped_policy_can_be_interrupted_too(wrap: Any) -> None:
 
 
 def test_a_hook_that_takes_long_is_interrupted() -> None:
-    n_begun = 0
+    n_ahead = 0
 
     async def takes_long_at_first(_: Any) -> None:
-        nonlocal n_begun
-        n_begun += 1
-        await asyncio.sleep(3600 if n_begun == 1 else 0)
+        nonlocal n_ahead
+        n_ahead += 1
+        await asyncio.sleep(3600 if n_ahead == 1 else 0)
 
     policy = before_turn(HashingTokenPolicy(CODEC, said), takes_long_at_first)
 
     async def main() -> None:
         gate = PauseGate()
         episode = asyncio.create_task(play_episode(NumbersEnv(1), SPEC, policy, codec=CODEC, gate=gate))
-        while not n_begun:
+        while not n_ahead:
             await asyncio.sleep(0)
         await asyncio.wait_for(gate.close(), 300)
         gate.open()
-        assert (await episode).status == "ok" and n_begun == 2
+        assert (await episode).status == "ok" and n_ahead == 2
 
     asyncio.run(main())
 

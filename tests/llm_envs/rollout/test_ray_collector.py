@@ -31,7 +31,7 @@ from llm_envs.policies.scripted import before_turn, with_latency
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, read_trajectories
 from llm_envs.rollout.collect_run import collect_run
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.rollout.ray_collector import HEAD_S, MOST_LOSSES, RayCollector
+from llm_envs.rollout.ray_collector import HEAD_S, MAX_LOSSES, RayCollector
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -205,7 +205,7 @@ def test_an_episode_that_kills_its_actors_fails_alone(node: Any) -> None:
     with RayCollector(deadly, tokens, n_actors=2, max_retries=0, progress=False) as collector:
         groups = collector.collect(12, 2)
     for trajectory in groups[4]:
-        assert trajectory.error is not None and f"{MOST_LOSSES} actors were lost" in trajectory.error.message
+        assert trajectory.error is not None and f"{MAX_LOSSES} actors were lost" in trajectory.error.message
     others = [group for index, group in enumerate(groups) if index != 4]
     assert all(trajectory.status == "ok" for group in others for trajectory in group)
 

@@ -177,10 +177,10 @@ def test_09_nothing_begins_or_is_retried_once_a_call_ends(over_sampling: float) 
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await collector.aclose()
-        n_begun = len(begun)
+        n_ahead = len(begun)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         await asyncio.sleep(0.02)
-        assert len(begun) == n_begun and collector.stats.dropped == collector.stats.submitted == 5
+        assert len(begun) == n_ahead and collector.stats.dropped == collector.stats.submitted == 5
 
     asyncio.run(main())
 

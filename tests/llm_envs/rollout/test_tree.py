@@ -13,7 +13,7 @@ from llm_envs.evaluation.statistics import NOTHING_KNOWN
 from llm_envs.evaluation.turn_values import _interval, turn_values
 from llm_envs.policies import RandomPolicy
 from llm_envs.rollout import Collector, RolloutLimits
-from llm_envs.rollout.tree import disagreement, every_turn, grow, is_root, least_sure, n_roots
+from llm_envs.rollout.tree import add_branches, disagreement, every_turn, is_root, least_sure, n_roots
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import SamplingParams, Trajectory, validate_batch
 
@@ -34,8 +34,8 @@ def collector(**settings: Any) -> Collector:
 def test_a_tree_has_its_roots_and_branches_of_them(turns_fn: Any) -> None:
     with collector(limits=LIMITS) as playing:
         groups = playing.collect(2, 2)
-        trees = grow(groups, 8, playing.play, turns_fn)
-        again = grow(groups, 8, playing.play, turns_fn)
+        trees = add_branches(groups, 8, playing.play, turns_fn)
+        again = add_branches(groups, 8, playing.play, turns_fn)
     assert trees == again
     for tree, group in zip(trees, groups, strict=True):
         assert tree.group_id == group.group_id and [t.member for t in tree] == list(range(8))
@@ -94,9 +94,9 @@ def test_wrong_choices_and_sizes() -> None:
     with collector(limits=LIMITS) as playing:
         groups = playing.collect(1, 2)
         with pytest.raises(InvalidConfigError, match=r"must be 3 pairs \(root, turn\), of roots with \[5, 5\] turns"):
-            grow(groups, 5, playing.play, lambda found, n: [(0, 9)] * n)
+            add_branches(groups, 5, playing.play, lambda found, n: [(0, 9)] * n)
         with pytest.raises(InvalidConfigError, match="has 2 roots"):
-            grow(groups, 1, playing.play)
+            add_branches(groups, 1, playing.play)
 
 
 def test_two_members_at_least_begin_anew() -> None:
@@ -124,7 +124,7 @@ def test_without_a_root_that_succeeded_all_members_begin_anew() -> None:
     with Collector(make, RandomPolicy(), progress=False, limits=LIMITS, max_retries=0) as playing:
         groups = playing.collect(1, 2)
         Failing.fails = False
-        (tree,) = grow(groups, 4, playing.play)
+        (tree,) = add_branches(groups, 4, playing.play)
     assert [t.status for t in tree] == ["errored", "errored", "ok", "ok"]
     assert all(map(is_root, tree))
 

@@ -13,7 +13,7 @@ from launched import CONFIGS
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig
-from llm_envs.trainers.engines.engines import own_policy
+from llm_envs.trainers.engines.engines import trainer_policy
 from llm_envs.trainers.run.ranks import check_same_rows, episode_limit, raise_on_all_ranks
 
 KINDS = {
@@ -91,7 +91,7 @@ def test_the_deepspeed_settings_are_what_the_file_says(name, stage, monkeypatch)
 
 
 def trainer_under(plugin=None, *, is_fsdp=False):
-    """Return what `own_policy` looks at before it makes anything."""
+    """Return what `trainer_policy` looks at before it makes anything."""
     state = SimpleNamespace(deepspeed_plugin=plugin)
     accelerator = SimpleNamespace(state=state, unwrap_model=lambda model: model)
     args = SimpleNamespace(max_concurrency=4)
@@ -105,12 +105,12 @@ def trainer_under(plugin=None, *, is_fsdp=False):
 def test_a_model_in_pieces_is_no_policy():
     """DeepSpeed is not installed here: its plugin is the one that a run under ZeRO would have."""
     with pytest.raises(InvalidConfigError, match=r"cannot sample under DeepSpeed's ZeRO-3.*use_vllm=True.*ZeRO-2"):
-        own_policy(trainer_under(DeepSpeedPlugin(zero_stage=3)))
+        trainer_policy(trainer_under(DeepSpeedPlugin(zero_stage=3)))
     with pytest.raises(InvalidConfigError, match=r"cannot sample under FSDP.*use_vllm=True"):
-        own_policy(trainer_under(is_fsdp=True))
+        trainer_policy(trainer_under(is_fsdp=True))
     for plugin in (None, DeepSpeedPlugin(zero_stage=2)):
         trainer = trainer_under(plugin)
-        assert own_policy(trainer).model is trainer.model
+        assert trainer_policy(trainer).model is trainer.model
 
 
 def limit_of(n_episodes, **changes):

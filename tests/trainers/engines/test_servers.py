@@ -6,21 +6,23 @@ import pytest
 from accelerate import Accelerator
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.vllm.transfer import MOST_WHOLE, warn_of_whole
+from llm_envs.policies.vllm.transfer import MAX_WHOLE, warn_of_whole
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 
 
 def test_whole_weights_for_many_servers_are_warned_of():
     with pytest.warns(UserWarning, match=r"17 servers read all weights.* vllm_transport='delta'.* 'nccl'"):
-        warn_of_whole("whole", MOST_WHOLE + 1)
+        warn_of_whole("checkpoint", MAX_WHOLE + 1)
     with warnings.catch_warnings(action="error"):
-        warn_of_whole("whole", MOST_WHOLE)
+        warn_of_whole("checkpoint", MAX_WHOLE)
         for transport in ("delta", "nccl", "gloo"):
             warn_of_whole(transport, 1000)
 
 
-@pytest.mark.parametrize(("n", "transport", "n_warnings"), [(17, "whole", 1), (17, "delta", 0), (16, "whole", 0)])
+@pytest.mark.parametrize(
+    ("n", "transport", "n_warnings"), [(17, "checkpoint", 1), (17, "delta", 0), (16, "checkpoint", 0)]
+)
 def test_a_trainer_warns_with_its_servers(n, transport, n_warnings):
     """Before it asks the servers, whose addresses are wrong here so that it asks none."""
     tokenizer = tiny_tokenizer()

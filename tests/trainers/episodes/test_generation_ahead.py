@@ -82,8 +82,8 @@ def test_a_checkpoint_has_the_generations_that_had_begun(make_player, tmp_path, 
     expected = play(make_player(**settings), 8, ahead=2)
     killed = make_player(**settings)
     play(killed, 3, ahead=2)
-    assert killed.n_begun == 2
-    killed.save_begun(tmp_path)
+    assert killed.n_ahead == 2
+    killed.save_ahead(tmp_path)
     state = killed.state_dict()
     policy = Counting("<answer>5</answer>")
     resumed = make_player(policy, **settings)
@@ -97,7 +97,7 @@ def test_a_checkpoint_has_the_generations_that_had_begun(make_player, tmp_path, 
 def test_a_checkpoint_of_another_run_or_without_a_file_is_refused(make_player, tmp_path):
     player = make_player(is_ahead=True)
     play(player, 1, ahead=1)
-    player.save_begun(tmp_path)
+    player.save_ahead(tmp_path)
     other = make_player(is_ahead=True)
     other.load_begun(tmp_path, 1)
     with pytest.raises(InvalidConfigError, match="resume with the settings of the run"):
@@ -134,7 +134,7 @@ def test_stopping_drops_what_has_begun_and_the_next_run_names_it_alike(make_play
     expected = play(make_player(), 3, ahead=0)
     first = play(player, 1, ahead=4)
     player.stop()
-    assert player.n_begun == 0
+    assert player.n_ahead == 0
     assert_same([*first, *play(player, 2, ahead=1, start=1)], expected)
     player.close()
     assert not [

@@ -12,7 +12,7 @@ import torch
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import TrajectoryWriter
-from llm_envs.trainers.episodes.training_record import LearnedLog, describe, restore, row_digest
+from llm_envs.trainers.episodes.training_record import TrainingRecord, describe, restore, row_digest
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, GRPO, Algorithm
 from llm_envs.trainers.functional.kl import k2
 
@@ -49,7 +49,7 @@ def test_a_digest_tells_ids_and_masks_apart() -> None:
 
 def test_lines_are_strict_json_beside_the_episodes(tmp_path) -> None:
     with TrajectoryWriter(tmp_path / "trajectories" / "process-0.2") as writer:
-        log = LearnedLog(writer, {"kind": "run", "trainer": "grpo"})
+        log = TrainingRecord(writer, {"kind": "run", "trainer": "grpo"})
         log.write({"kind": "generation", "columns": {"reward": [0.5, float("nan")]}, "kl_coef": k2})
         log.write_step(3, torch.tensor(0.25))
     assert log.path == tmp_path / "learned" / "process-0.2.jsonl"

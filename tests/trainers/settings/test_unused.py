@@ -26,7 +26,7 @@ from llm_envs.trainers.cli.parser import TrainingParser
 from llm_envs.trainers.engines.servers import SERVER_SETTINGS
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.settings.unused import (
-    SAID_BY_THE_ALGORITHM,
+    SET_BY_ALGORITHM,
     dpo_cases,
     grpo_cases,
 )
@@ -150,7 +150,7 @@ def test_every_field_is_classified():
     args = grpo_config()
     assert named(grpo_cases(args)) == {*CONDITIONAL, *OTHERWISE}
     assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
-    assert set(SAID_BY_THE_ALGORITHM) <= of_trl(GRPOConfig)
+    assert set(SET_BY_ALGORITHM) <= of_trl(GRPOConfig)
 
 
 @pytest.mark.smoke
