@@ -1,7 +1,8 @@
 """Counts constructions that make our English hard to read, and holds each file to its count of before.
 
     python docs/english.py            prints the rates per 1,000 words
-    python docs/english.py --check    exits with 1 if a file has more of a construction than `docs/english.json` allows
+    python docs/english.py --check    exits with 1 if a file has more of a construction than `docs/english.json` allows,
+                                      or a folder is above `MAX_RATE`
     python docs/english.py --write    lowers the counts in `docs/english.json` to those of now
 
 A new file may have none. Words are those of docstrings, comments and strings in code, and of the text of documents.
@@ -16,6 +17,7 @@ import re
 import sys
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,9 +31,20 @@ PATTERNS = {
     "of its own": r"\bof (?:its|their|our) own\b",
     "goes on": r"\bgo(?:es)? on\b",
     "of which, of whom": r"\bof wh(?:ich|om)\b",
+    "that of, those of": r"\b(?:that|those) of\b",
+    "at once": r"\bat once\b",
+    "pay, paid": r"\b(?:pay|pays|paid|paying)\b",
+    "whole": r"\bwhole\b",
+    "beside": r"\bbeside\b",
+    "anew": r"\banew\b",
+    "nobody": r"\bnobody\b",
 }
-PAGES = ("README.md", "CONTRIBUTING.md")
-FOLDERS = ("llm_envs", "trainers", "tasks", "docs", "examples")
+RARE = ("that of, those of", "at once", "pay, paid", "whole")
+MAX_RATE = 0.3
+"""Of each construction in `RARE`, per 1,000 words of each folder in `PLAIN`."""
+PLAIN = ("llm_envs/", "trainers/", "docs/guides/")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+FOLDERS = ("llm_envs", "trainers", "tasks", "docs", "examples", "tests", "proof", "benchmarks")
 EXEMPT = (
     "docs/reference/api/",
     "docs/reference/metrics.md",
@@ -55,7 +68,8 @@ def prose(path: Path) -> str:
     """Return the text of a document, or the docstrings, comments and strings of a module."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return re.sub(r"```.*?```|`[^`\n]*`|<!--.*?-->", " ", text, flags=re.DOTALL)
+        generated = r"<!-- (?:proof|benchmark) (\w+) -->.*?<!-- end \1 -->|<!-- table: begin -->.*?<!-- table: end -->"
+        return re.sub(rf"{generated}|```.*?```|`[^`\n]*`|<!--.*?-->", " ", text, flags=re.DOTALL)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return "\n".join(token.string for token in tokens if token.type in (tokenize.STRING, tokenize.COMMENT))
 
@@ -86,6 +100,7 @@ def main() -> int:
             for construction, n in counts.items()
             if n > (known or {}).get(name, {}).get(construction, 0)
         ]
+        more += list(_frequent(found))
         print("\n".join([*more, "Write it plainly: subject, verb, object."]) if more else "no file has got worse.")
         return bool(more)
     total, n_words = Counter[str](), sum(len(prose(path).split()) for path in files())
@@ -94,6 +109,17 @@ def main() -> int:
     for name in PATTERNS:
         print(f"{1000 * total[name] / n_words:6.2f} per 1,000 words  {name}")
     return 0
+
+
+def _frequent(found: dict[str, dict[str, int]]) -> Iterator[str]:
+    """Yield the constructions that are too frequent in a folder."""
+    for folder in PLAIN:
+        names = [name for name in found if name.startswith(folder)]
+        n_words = sum(len(prose(ROOT / name).split()) for name in names)
+        for construction in RARE:
+            rate = 1000 * sum(found[name].get(construction, 0) for name in names) / max(n_words, 1)
+            if rate > MAX_RATE:
+                yield f"{folder}: {construction!r} {rate:.2f} times per 1,000 words, at most {MAX_RATE} allowed"
 
 
 def _lower(counts: dict[str, int], before: dict[str, int]) -> dict[str, int]:

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.pages
         ("It stands alone.", "alone"),
         ("The run goes on.", "goes on"),
         ("In a process of its own.", "of its own"),
+        ("Its length is that of the row.", "that of, those of"),
+        ("It reads the whole row.", "whole"),
     ],
 )
 def test_each_construction_is_counted_in_documents_and_docstrings(text: str, construction: str, tmp_path: Path) -> None:
@@ -33,6 +35,12 @@ def test_plain_sentences_count_nothing(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text("What does it cost? If a tracker fails, warn once and disable it. It no longer runs.\n")
     assert english.count(document) == {}
+
+
+def test_a_construction_is_rare_in_a_folder_however_many_files_share_it() -> None:
+    counts = {"llm_envs/errors.py": {"whole": 1000}}
+    (line,) = english._frequent(counts)
+    assert line.startswith("llm_envs/: 'whole' ") and "at most 0.3 allowed" in line
 
 
 def test_a_file_that_got_worse_is_refused(

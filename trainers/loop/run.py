@@ -482,7 +482,7 @@ def _with_max_length(
     """Return the settings with the greatest completion length of an episode, if the algorithm needs it.
 
     Raises:
-        InvalidConfigError: If it is not known. The limit of a turn is no limit of an episode.
+        InvalidConfigError: If it is not known. The limit of a turn does not bound an episode.
     """
     is_constant = algorithm.normalisation == "constant" and algorithm.constant is None
     if settings.max_length is not None or not (algorithm.overlong or is_constant):

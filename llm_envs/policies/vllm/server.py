@@ -84,7 +84,7 @@ class VLLMServerPolicy:
             temporary one, for servers on this machine.
         transport: How `update_weights` sends weights: "checkpoint", or "delta": only the elements that have changed,
             where these are few. "nccl": by vLLM's weight transfer, from a GPU to GPUs; "gloo": the same on CPUs. With
-            all but "checkpoint" this process keeps a copy of the weights in memory, with "delta" each worker of a server too.
+            all but "checkpoint" this process keeps a copy of the weights in memory, with "delta" each worker too.
         transfer_address: With "nccl" and "gloo": HOST or HOST:PORT of this machine for the servers' workers. None:
             the host by which this machine reaches the servers, and a free port.
 

@@ -48,7 +48,7 @@ def policy(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
         asyncio.run(made.aclose())
         return
     logs = tmp_path_factory.mktemp("logs")
-    with start_servers(folder, 1, args=ARGS, env=LIGHT, log_dir=logs, start_timeout_s=300) as servers:
+    with start_servers(folder, 1, args=ARGS, env=LIGHT, log_dir=logs, start_timeout_s=1200) as servers:
         made = VLLMServerPolicy(servers.urls, load_tokenizer(folder), model=folder, connect_timeout_s=60)
         made.url_of_the_test = servers.urls[0]
         yield made

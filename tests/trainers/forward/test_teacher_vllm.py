@@ -34,7 +34,7 @@ ARGS = ("--dtype", "float32", "--max-model-len", "200", "--max-num-seqs", "32", 
 def server(teacher_folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
     env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # one process less, whose imports take as long again
-    with start_servers(teacher_folder, 1, args=ARGS, env=env, log_dir=logs, start_timeout_s=300) as servers:
+    with start_servers(teacher_folder, 1, args=ARGS, env=env, log_dir=logs, start_timeout_s=1200) as servers:
         yield servers.urls[0]
 
 

@@ -64,7 +64,7 @@ def living(groups):
 @pytest.fixture(scope="module")
 def servers(folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
-    options = {"args": ARGS + CHAT_ARGS, "env": LIGHT, "log_dir": logs, "start_timeout_s": 300, "max_restarts": 1}
+    options = {"args": ARGS + CHAT_ARGS, "env": LIGHT, "log_dir": logs, "start_timeout_s": 1200, "max_restarts": 1}
     with start_servers(folder, 2, **options) as servers:
         yield servers
     assert not any(is_healthy(url, 1.0) for url in servers.urls)
