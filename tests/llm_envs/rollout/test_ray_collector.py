@@ -59,10 +59,11 @@ def ray() -> Any:
 
 
 @pytest.fixture
-def cluster(ray: Any) -> Iterator[Any]:
+def cluster(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster whose head plays nothing, and this process connected to it."""
     from ray.cluster_utils import Cluster
 
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # nodes say that they have GPUs, and Ray compares
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster

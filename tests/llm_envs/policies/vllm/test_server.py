@@ -204,7 +204,7 @@ def test_cancelling_aborts_the_requests_at_the_servers(policy, servers):
         for task in tasks:
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 1200
         while any(metric(url, "vllm:num_requests_running") for url in servers.urls) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         return {type(answer) for answer in answers}
@@ -472,7 +472,7 @@ def test_servers_that_the_command_starts_play_and_end_with_it(servers, folder, t
     process = subprocess.Popen([sys.executable, "-m", "llm_envs.cli.main", *command, *options], stderr=errors)
 
     def wait_until(holds):
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         while not holds():
             said = Path(errors.name).read_text()
             assert process.poll() is None and time.monotonic() < deadline, said
@@ -533,7 +533,7 @@ def test_a_server_that_is_killed_in_mid_run_costs_no_group_and_gets_its_weights_
         groups = collector.collect(16, 4)
         assert [len(group.scored) for group in groups] == [4] * 16
         assert not policy.router.is_well(1)
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 1200
         while not is_healthy(servers.urls[1], 2.0):
             assert time.monotonic() < deadline, servers.logs[1].read_text()[-2000:]
             time.sleep(0.5)
