@@ -87,6 +87,10 @@ class BFCLEnv(ToolEnv):
     has_natural_form = False
     max_calls_per_turn = 64
     slow_reset_reason = "an entry of several turns has dozens of functions, and the tools are made anew"
+    clause_reasons = {
+        "is_not_won_by_meaningless_text": "the benchmark's checker judges the calls of several turns, not their texts",
+        "needs_every_round": "the benchmark's checker compares states, which a repeated call may leave alike",
+    }
 
     def __init__(self, split: str = "test", difficulty: str | None = None, render_mode: str | None = None) -> None:
         package_folder()
