@@ -70,7 +70,7 @@ def test_value(expression, value):
         ("1//0", "division by zero"),
         ("1%0", "division by zero"),
         ("0**-1", "division by zero"),
-        ("2**0.5", "whole number"),
+        ("2**0.5", "an integer"),
         ("1=1", "cannot read '='"),
     ],
 )

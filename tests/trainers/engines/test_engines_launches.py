@@ -98,7 +98,7 @@ def trainer_under(plugin=None, *, is_fsdp=False):
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, hidden_size=32, n_heads=2, max_length=64)
     return SimpleNamespace(
-        accelerator=accelerator, is_fsdp_enabled=is_fsdp, model=model, _tokenizer=tokenizer, args=args
+        accelerator=accelerator, is_fsdp_enabled=is_fsdp, model=model, processing_class=tokenizer, args=args
     )
 
 

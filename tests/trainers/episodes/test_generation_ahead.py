@@ -192,10 +192,10 @@ def test_each_generation_is_numbered_by_the_step_that_it_begins_in(uses, n_accum
 
 
 def test_settings_that_cannot_be_played_ahead_are_refused(tmp_path):
-    with pytest.raises(InvalidConfigError, match="the trainer's own model cannot sample"):
+    with pytest.raises(InvalidConfigError, match=r"async_generations=1; .*without use_vllm"):
         EnvGRPOConfig(str(tmp_path), async_generations=1)
     for wrong in (-1, 1.5, "2"):
-        with pytest.raises(InvalidConfigError, match="must be an integer from 0"):
+        with pytest.raises(InvalidConfigError, match=rf"async_generations={wrong!r}; it must be 0 or more"):
             EnvGRPOConfig(str(tmp_path), async_generations=wrong, use_vllm=True)
     args = EnvGRPOConfig(str(tmp_path), async_generations=1, use_vllm=True)
     with pytest.raises(InvalidConfigError, match="only some algorithms have dynamic_sampling"):
