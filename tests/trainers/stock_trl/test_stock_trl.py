@@ -195,7 +195,7 @@ def test_rollout_func_takes_the_step_that_our_own_trainer_takes(warm_folder, set
     """The same episodes, tokens, masks and rewards: the parameters are equal afterwards."""
     from llm_envs.trainers import EnvGRPOTrainer
 
-    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8}
+    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
     ours = EnvGRPOTrainer(warm_folder, CALCULATOR, config(max_turn_tokens=32, num_train_seeds=N_PROBLEMS, **common))
     before = weights(ours)
     ours.train()
@@ -223,7 +223,7 @@ def test_advantages_by_state_in_trls_trainer_are_ours(warm_folder, settings, con
             return generation | {"advantages": found[-1]}
 
     found = []
-    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8}
+    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
     ours = EnvGRPOTrainer(
         warm_folder,
         CALCULATOR,
