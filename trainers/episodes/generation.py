@@ -39,7 +39,7 @@ from llm_envs.sources.source import SeedSource, group_specs
 from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
-from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
 from llm_envs.trainers.run.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.run.time_shares import TimeShares
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup, Turn
@@ -190,7 +190,7 @@ class GenerationPlayer:
         step: int,
         group_size: int,
         upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]] = (),
-        algorithm: Algorithm | None = None,
+        algorithm: Algorithm = GRPO,
     ) -> list[Trajectory]:
         """Play one episode for each row, in the rows' order; `mode` is train or eval.
 
@@ -215,16 +215,16 @@ class GenerationPlayer:
         step: int,
         group_size: int,
         upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
-        algorithm: Algorithm | None,
+        algorithm: Algorithm,
     ) -> list[Trajectory]:
         is_begun = mode == "train" and bool(self._begun)
-        n_first = group_size if algorithm is None or mode == "eval" else n_roots(algorithm.branches, group_size)
+        n_first = group_size if mode == "eval" else n_roots(algorithm.branches, group_size)
         begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size, n_first)
         for next_step, next_rows in upcoming[len(self._begun) :]:
             self._begun.append(self._begin(next_rows, "train", next_step, group_size, n_first))
         with self.time_shares.waiting():
             groups = begun.wait()
-            if algorithm is not None and n_first < group_size:
+            if n_first < group_size:
                 groups = add_branches(groups, group_size, self.collector.play, algorithm.branch_at)
         if free_memory := getattr(self.collector.policy, "free_memory", None):
             free_memory()  # the weights change next, and training needs the memory
