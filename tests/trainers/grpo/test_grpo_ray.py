@@ -140,7 +140,7 @@ def test_two_processes_share_the_actors(folder, cluster, tmp_path, monkeypatch):
     ("changes", "said"),
     [
         ({"vllm_mode": "colocate"}, "ray='auto' has no effect: vllm_mode is not 'server'"),
-        ({"async_generations": 1}, "async_generations=1;.*ray='auto'"),
+        ({"async_generations": 1}, "async_generations=1;.*with ray"),
         ({"max_concurrency": "auto"}, "max_concurrency='auto'"),
     ],
 )
