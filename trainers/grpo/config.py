@@ -9,6 +9,7 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
@@ -165,6 +166,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
+            ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
             ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
             ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),

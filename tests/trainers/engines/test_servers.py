@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import MAX_WHOLE, warn_of_whole
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers import EnvGRPOConfig
 from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 
 
@@ -33,3 +34,9 @@ def test_a_trainer_warns_with_its_servers(n, transport, n_warnings):
             tiny_model(tokenizer), Accelerator(), tokenizer, settings=settings, version=int, max_concurrency=1, seed=0
         )
     assert sum("read all weights" in str(warning.message) for warning in caught) == n_warnings
+
+
+@pytest.mark.smoke
+def test_a_transport_that_is_not_known_is_refused_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(InvalidConfigError, match=r"vllm_transport='rdma'; it must be one of checkpoint, delta"):
+        EnvGRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", vllm_transport="rdma")

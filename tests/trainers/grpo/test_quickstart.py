@@ -29,16 +29,16 @@ def test_prompts_with_a_reward(tiny_folder, capsys):
         tiny_folder,
         prompts=PROMPTS,
         reward_fn=share_of_b,
-        num_iterations=20,
+        num_iterations=30,
         group_size=16,
         max_turn_tokens=8,
         learning_rate=5e-3,
     )
     steps = [metrics for metrics in result.history if "reward" in metrics]
     rewards = [metrics["reward"] for metrics in steps]
-    assert len(rewards) == 20 and sum(rewards[-3:]) > 8 * sum(rewards[:3]) > 0.0, rewards
+    assert len(rewards) == 30 and sum(rewards[:3]) / 3 < 0.03 and sum(rewards[-3:]) / 3 > 0.15, rewards
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("step     1  reward 0.00") and shown[19].startswith("step    20  reward 0.")
+    assert shown[0].startswith("step     1  reward 0.00") and shown[29].startswith("step    30  reward 0.")
     assert steps[-1]["learning_rate"] < 0.01 * 5e-3 < steps[1]["learning_rate"]
 
 
