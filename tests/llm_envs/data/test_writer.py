@@ -1,6 +1,6 @@
 """Trajectories on disk: what is written is read, a folder holds one run, and whatever is wrong is named.
 
-What kills and failing writes do is in `test_writer_kills.py`.
+Kills and failing writes are in `test_writer_kills.py`.
 """
 
 from __future__ import annotations
