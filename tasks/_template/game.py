@@ -7,6 +7,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["TemplateEnv"]
 
@@ -75,22 +76,22 @@ class TemplateEnv(TextEnv):
         """Return the rules and the first position. Everything that is needed to win must be in it."""
         return (
             f"The counter stands at {self._counter}. Bring it to {self.problem['goal']} by the moves 'double' and "
-            f"'add one', in at most {self.max_turns} moves. Going past it loses."
+            f"'add one', in at most {in_words(self.max_turns, 'move')}. Going past it loses."
         )
 
     def play(self, action: str) -> Outcome:
         """Make one move. This does not raise, whatever the agent wrote."""
-        left = self.max_turns - self.n_turns
+        left = in_words(self.max_turns - self.n_turns, "move")
         try:
             move = self.judge(self.read(action), _read_move)
         except InvalidActionError as refusal:
-            return Outcome(f"Error: {refusal}. {left} moves left.", {"correct": 0.0, "malformed": 1.0})
+            return Outcome(f"Error: {refusal}. {left} left.", {"correct": 0.0, "malformed": 1.0})
         self._counter = 2 * self._counter if move == "double" else self._counter + 1
         if self._counter >= self.problem["goal"]:
             won = self._counter == self.problem["goal"]
             text = f"The counter stands at {self._counter}. You {'win' if won else 'have gone past the goal'}."
             return Outcome(text, {"correct": float(won), "malformed": 0.0}, terminated=True, is_success=won)
-        return Outcome(f"The counter stands at {self._counter}. {left} moves left.", {"correct": 0.0, "malformed": 0.0})
+        return Outcome(f"The counter stands at {self._counter}. {left} left.", {"correct": 0.0, "malformed": 0.0})
 
     def next_action(self) -> str:
         """Return the oracle's next move: go back from the goal, by halves where that is possible."""

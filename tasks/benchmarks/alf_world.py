@@ -16,7 +16,7 @@ from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.sandbox.scorer import BoundedScorer
 from llm_envs.tasks.draws import pick
-from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["ALFWorldEnv", "games_of"]
 
@@ -174,8 +174,8 @@ class ALFWorldEnv(GameEnv):
     def prompt(self) -> str:
         """Return the forms of commands, the room and the task."""
         return (
-            f"{self._now['forms']}\n\nYou have {self.max_turns} replies, with one command each.\n\n{self._now['text']}"
-            f"{self._admissible()}"
+            f"{self._now['forms']}\n\nYou have {in_words(self.max_turns, 'reply')}, with one command each."
+            f"\n\n{self._now['text']}{self._admissible()}"
         )
 
     def _admissible(self) -> str:

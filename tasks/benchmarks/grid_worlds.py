@@ -14,7 +14,7 @@ from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.tasks.benchmarks.grid_guide import Guide
 from llm_envs.tasks.benchmarks.grid_words import ACTIONS, describe
-from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["BabyAIEnv", "MiniGridEnv"]
 
@@ -50,7 +50,7 @@ not listed are free floor; "unseen" ones are hidden. You cannot walk through wal
 Actions, one a reply: turn left, turn right, go forward, pick up (what is in front of you; you carry one thing at \
 most), drop (in front of you, on free floor), toggle (open or close the door, or open the box, in front of you; a \
 locked door needs that you carry the key of its colour), done (which some missions need at their end).
-Your mission: {mission}. You have {turns} replies.
+Your mission: {mission}. You have {turns}.
 """
 
 
@@ -137,7 +137,10 @@ class _GridWorldEnv(GameEnv):
         """Return the rules, the mission and the first view."""
         view = self._world.gen_obs()["image"]
         rules = _HOW.format(
-            last=view.shape[1] - 1, side=view.shape[0] // 2, mission=self._world.mission, turns=self.max_turns
+            last=view.shape[1] - 1,
+            side=view.shape[0] // 2,
+            mission=self._world.mission,
+            turns=in_words(self.max_turns, "reply"),
         )
         return rules + describe(view, self._world.agent_dir)
 

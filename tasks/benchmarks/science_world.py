@@ -10,6 +10,7 @@ from llm_envs.env import Difficulty
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.benchmarks.java_worlds import JavaWorld, JavaWorldEnv, Simulator, Step, pool_of
 from llm_envs.tasks.draws import pick
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["ScienceWorldEnv"]
 
@@ -133,7 +134,7 @@ class ScienceWorldEnv(JavaWorldEnv):
         """Return the task, the forms of commands and the room."""
         return (
             f"{self._task}\nCommands, where OBJ and LOC stand for things and places: {self._forms}. You have "
-            f"{self.max_turns} replies, with one command each.\n\n{self._shown}"
+            f"{in_words(self.max_turns, 'reply')}, with one command each.\n\n{self._shown}"
         )
 
     def act(self, world: JavaWorld, command: str) -> Step:

@@ -11,6 +11,7 @@ from llm_envs.env import Difficulty
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.benchmarks.java_worlds import JavaWorld, JavaWorldEnv, Simulator, Step, pool_of
 from llm_envs.tasks.draws import between
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["TextWorldExpressEnv"]
 
@@ -142,7 +143,7 @@ class TextWorldExpressEnv(JavaWorldEnv):
 
     def prompt(self) -> str:
         """Return the task and the room."""
-        return f"{self._task} You have {self.max_turns} replies, with one command each.\n\n{self._shown}"
+        return f"{self._task} You have {in_words(self.max_turns, 'reply')}, with one command each.\n\n{self._shown}"
 
     def act(self, world: JavaWorld, command: str) -> Step:
         """Execute a command; "help" shows the task, as in the package."""

@@ -164,7 +164,7 @@ class BlackjackEnv(GameEnv):
             "won counts 1, a hand lost -1. Your decisions are scored, not your luck: what each gives away is the "
             "expected result of the best decision less that of your own. Give away at most "
             f"{self.settings['allowed']} a hand on average. "
-            f"You have {in_words(self.max_turns, 'reply', 'replies')}.\n{self._shown()}"
+            f"You have {in_words(self.max_turns, 'reply')}.\n{self._shown()}"
         )
 
     def _shown(self) -> str:

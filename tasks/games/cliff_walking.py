@@ -12,6 +12,7 @@ from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.games.game import DIRECTIONS, cell_name, draw_board
 from llm_envs.tasks.games.toy_text import Plan, ToyTextEnv, made, plan
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["CliffWalkingEnv"]
 
@@ -146,7 +147,7 @@ class CliffWalkingEnv(ToyTextEnv):
             "Walk to G. @ is you, . is ground, C is the cliff: a step onto it costs 0.1 and puts you at "
             f"{self._name(_START)}. Moves are up, "
             "right, down and left, by one cell, one move a reply; up is towards row 1, left towards column A. "
-            f"{slips} A move that would leave the map changes nothing. You have {self.max_turns} replies.\n"
+            f"{slips} A move that would leave the map changes nothing. You have {in_words(self.max_turns, 'reply')}.\n"
             f"{self.show(self._state)}"
         )
 

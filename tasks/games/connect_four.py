@@ -10,7 +10,7 @@ from typing import Any
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.games.connect_four_search import N_COLUMNS, N_ROWS, Position, best_columns
-from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["ConnectFourEnv"]
 
@@ -142,7 +142,8 @@ class ConnectFourEnv(GameEnv):
             f"Play Connect Four. You are {self._mark}, I am {'O' if self._mark == 'X' else 'X'}; . is free. We drop "
             "discs in turn into one of 7 columns, where they fall onto the lowest free place of 6; four of one's own "
             "in a row, upright, level or diagonal, win; a full board is a draw, which is only half as good as a win. "
-            f"Name the column of your disc, 1 to 7, one a reply; I answer at once. You have {self.max_turns} replies.\n"
+            f"Name the column of your disc, 1 to 7, one a reply; I answer at once. "
+            f"You have {in_words(self.max_turns, 'reply')}.\n"
             f"{self._shown()}\nIt is your turn."
         )
 

@@ -14,6 +14,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.games.game import cell_name, draw_board
 from llm_envs.tasks.games.symmetry import canonical_board
 from llm_envs.tasks.games.toy_text import Plan, ToyTextEnv, made, plan
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["FrozenLakeEnv"]
 
@@ -132,7 +133,8 @@ class FrozenLakeEnv(ToyTextEnv):
         return (
             "Cross the frozen lake from S to G. F is ice that holds, H is a hole: who is in a hole has lost. @ is you. "
             "Moves are left, down, right and up, by one cell, one move a reply; up is towards row 1, left towards "
-            f"column A. {slips} A move that would leave the map changes nothing. You have {self.max_turns} replies.\n"
+            f"column A. {slips} A move that would leave the map changes nothing. "
+            f"You have {in_words(self.max_turns, 'reply')}.\n"
             f"{self.show(self._state)}"
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from llm_envs.env import Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.wording import in_words
 
 __all__ = [
     "COLUMNS",
@@ -107,8 +108,7 @@ class GameEnv(TextEnv):
 
     def turns_left(self) -> str:
         """Return a sentence with the number of replies left."""
-        left = self.max_turns - self.n_turns
-        return f"{left} {'reply' if left == 1 else 'replies'} left."
+        return f"{in_words(self.max_turns - self.n_turns, 'reply')} left."
 
     def shuffled(self, items: Sequence[str]) -> list[str]:
         """Return the items in random order."""
@@ -205,8 +205,3 @@ def draw_board(rows: Sequence[Sequence[str]], *, top: int = 0, left: int = 0) ->
 def cell_name(row: int, column: int) -> str:
     """Return the name of a cell, both counted from 0: (3, 2) is "C4"."""
     return f"{COLUMNS[column]}{row + 1}"
-
-
-def in_words(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun: "1 move", "3 moves"."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"

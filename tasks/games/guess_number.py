@@ -8,6 +8,7 @@ from typing import Any
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import MAX_DIGITS, read_integer
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["GuessNumberEnv"]
 
@@ -114,24 +115,24 @@ class GuessNumberEnv(TextEnv):
     def prompt(self) -> str:
         """Return the range and the number of guesses."""
         low, high = self.problem["low"], self.problem["high"]
-        return f"I am thinking of a whole number from {low} to {high}. You have {self.max_turns} guesses."
+        return f"I am thinking of a whole number from {low} to {high}. You have {in_words(self.max_turns, 'guess')}."
 
     def play(self, action: str) -> Outcome:
         """Compare the guess with the number."""
-        left = self.max_turns - self.n_turns
+        left = in_words(self.max_turns - self.n_turns, "guess")
         try:
             guess = self.judge(self.read(action), read_integer)
         except InvalidActionError as refusal:
-            return Outcome(f"Error: {refusal}. {left} guesses left.", {"correct": 0.0, "malformed": 1.0})
+            return Outcome(f"Error: {refusal}. {left} left.", {"correct": 0.0, "malformed": 1.0})
         if guess == self._secret:
             return Outcome("Correct.", {"correct": 1.0, "malformed": 0.0}, True, True)
         if guess < self._secret:
             if guess >= self._lowest:
                 self._lowest = guess + 1
-            return Outcome(f"Higher. {left} guesses left.", {"correct": 0.0, "malformed": 0.0})
+            return Outcome(f"Higher. {left} left.", {"correct": 0.0, "malformed": 0.0})
         if guess <= self._highest:
             self._highest = guess - 1
-        return Outcome(f"Lower. {left} guesses left.", {"correct": 0.0, "malformed": 0.0})
+        return Outcome(f"Lower. {left} left.", {"correct": 0.0, "malformed": 0.0})
 
     def next_action(self) -> str:
         """Halve what is still possible."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.game import GameEnv, in_words
 from llm_envs.tasks.games.words import WORDS
 
 __all__ = ["HangmanEnv"]
@@ -134,8 +134,8 @@ class HangmanEnv(GameEnv):
         return (
             f"I am thinking of a common English word of {len(self._word)} letters. Guess one letter a reply, and I "
             "show everywhere it stands, or guess the whole word. A letter that the word does not have is a wrong guess,"
-            f" and so is a wrong word; with the {self._lives}th wrong guess you lose. You have {self.max_turns} "
-            "replies.\n"
+            f" and so is a wrong word; with the {self._lives}th wrong guess you lose. You have "
+            f"{in_words(self.max_turns, 'reply')}.\n"
             f"{' '.join(self._shown)}"
         )
 

@@ -123,9 +123,9 @@ class MastermindEnv(GameEnv):
         letters = ", ".join(COLUMNS[: self.problem["letters"]])
         return (
             f"I have a code of {in_words(len(self._code), 'letter')}, each one of {letters}; a letter can stand in it "
-            f"more than once. You have {self.max_turns} guesses, one a reply. After each guess I say how many of its "
-            "letters are right and in the right place, and how many more are in the code but in another place (each "
-            "letter of the code counts for only one letter of the guess)."
+            f"more than once. You have {in_words(self.max_turns, 'guess')}, one a reply. After each guess I say how "
+            "many of its letters are right and in the right place, and how many more are in the code but in another "
+            "place (each letter of the code counts for only one letter of the guess)."
         )
 
     def move(self, answer: str) -> Outcome:

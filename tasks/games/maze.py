@@ -169,7 +169,7 @@ class MazeEnv(GameEnv):
             "Walk through the maze to the goal. # is a wall, . is floor, @ is you, G is the goal. Moves are up, down, "
             "left and right, by one cell; up is towards row 1, left towards column A. A reply can have several moves, "
             "separated by spaces; it is played until one leads into a wall." + part + f"\n{self._state()}\n"
-            f"You have {in_words(self.max_turns, 'reply', 'replies')}."
+            f"You have {in_words(self.max_turns, 'reply')}."
         )
 
     def _state(self) -> str:

@@ -140,7 +140,7 @@ class MinesweeperEnv(GameEnv):
             "cell and counts the mines in the up to 8 cells around it, diagonally too; opening a cell with 0 "
             'opens all cells around it, too. A reply names the cells to open, such as "B3" or "B3 C4": the letter is '
             "the column, the number the row. Opening a mine loses. "
-            f"You have {in_words(self.max_turns, 'reply', 'replies')}.\n"
+            f"You have {in_words(self.max_turns, 'reply')}.\n"
             f"{self._board()}"
         )
 

@@ -204,7 +204,7 @@ class SokobanEnv(GameEnv):
             "neither a wall nor another box; boxes cannot be pulled. A reply can have several moves, separated by "
             f'spaces; it is played until one is not possible. The answer "{_RESTART}" puts you and all boxes back to '
             f"where they were at first, but gives no moves back.\n{self._state()}\n"
-            f"You have {in_words(self.max_turns, 'reply', 'replies')}."
+            f"You have {in_words(self.max_turns, 'reply')}."
         )
 
     def _state(self) -> str:

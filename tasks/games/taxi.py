@@ -12,6 +12,7 @@ from gymnasium.envs.toy_text.taxi import TaxiEnv as GymnasiumTaxi
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.games.toy_text import Plan, ToyTextEnv, made, plan
+from llm_envs.tasks.wording import in_words
 
 __all__ = ["TaxiEnv"]
 
@@ -140,7 +141,7 @@ class TaxiEnv(ToyTextEnv):
             "and dropoff, one a reply; north is up, towards row 1, and east is right, towards column 5. pickup is "
             "only possible where the passenger waits, dropoff only at a stand with the passenger in the taxi; at a "
             f"stand that is not the destination the passenger gets out and waits there.{rules} You have "
-            f"{self.max_turns} replies.\n{self.show(self._state)}"
+            f"{in_words(self.max_turns, 'reply')}.\n{self.show(self._state)}"
         )
 
     def show(self, state: int) -> str:

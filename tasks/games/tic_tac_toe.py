@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, read_cell
+from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_cell
 from llm_envs.tasks.games.symmetry import canonical_board
 
 __all__ = ["TicTacToeEnv"]
@@ -127,7 +127,7 @@ class TicTacToeEnv(GameEnv):
         return (
             f"Play tic-tac-toe. You are {self._agent}, I am {_OTHER[self._agent]}; . is a free cell. We mark free "
             f"cells in turn; three of a mark in a row, column or diagonal win. {aim} Name a free cell a reply by its "
-            f'column and row, such as "B3"; I answer at once. You have {self.max_turns} replies.\n'
+            f'column and row, such as "B3"; I answer at once. You have {in_words(self.max_turns, "reply")}.\n'
             f"{self._shown()}\nIt is your turn."
         )
 

@@ -150,7 +150,7 @@ class TowerOfHanoiEnv(GameEnv):
             "separated by spaces; it is played until one is against the rules.\n"
             f"Now, from the bottom to the top:\n{_show(self._at)}\nWanted, from the bottom to the top:\n"
             f"{_show(self._goal)}\nYou have {in_words(self._moves_left, 'move')} and "
-            f"{in_words(self.max_turns, 'reply', 'replies')}."
+            f"{in_words(self.max_turns, 'reply')}."
         )
 
     def move(self, answer: str) -> Outcome:

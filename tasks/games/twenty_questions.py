@@ -196,7 +196,7 @@ class TwentyQuestionsEnv(GameEnv):
         theme, example = self.problem["theme"], self._columns[-1]
         return (
             f"I am thinking of one {theme} of this table:\n\n{table}\n\nYou have "
-            f"{in_words(self.max_turns, 'reply', 'replies')}. Each is either one question about one property, which I "
+            f"{in_words(self.max_turns, 'reply')}. Each is either one question about one property, which I "
             f'answer by yes or no, or the name of the {theme}, as "it is {self._rows[0][0]}". A question has the form '
             f'"{example} is {self._rows[0][-1]}"; where the values are numbers, also ">" and "<" can stand in place of '
             '"is". You can give only one name; a wrong one loses.'

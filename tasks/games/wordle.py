@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.game import GameEnv, in_words
 from llm_envs.tasks.games.words import FIVE_LETTER_WORDS
 
 __all__ = ["WordleEnv", "marks"]
@@ -130,8 +130,8 @@ class WordleEnv(GameEnv):
         if self._are_counted:
             told = "After each guess I mark every letter of it, and say how many have each mark, but not which:"
         text = (
-            f"I am thinking of a common English word of five letters. You have {self.max_turns} guesses, one a reply; "
-            f"any five letters may be guessed. {told} G if it is right and in "
+            f"I am thinking of a common English word of five letters. You have {in_words(self.max_turns, 'guess')}, "
+            f"one a reply; any five letters may be guessed. {told} G if it is right and in "
             "the right place, Y if the word has it in another place, - if the word does not have it. A letter that "
             "the guess has more often than the word is marked G or Y only as often as the word has it (first where "
             "it is in the right place, then from the left), and - beyond that."

@@ -338,7 +338,7 @@ def test_guess_number():
         ("Higher. 3 guesses left.", 0.0, False, False),
         ("Lower. 2 guesses left.", 0.0, False, False),
         (
-            "Error: the reply has no answer in the form <answer>5000</answer>. 1 guesses left.",
+            "Error: the reply has no answer in the form <answer>5000</answer>. 1 guess left.",
             pytest.approx(-0.1),
             False,
             False,

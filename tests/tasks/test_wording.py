@@ -60,8 +60,7 @@ def test_what_tasks_show_with_one_reply_left(turns):
     """The first observation, one after a malformed reply and one after an answer of nothing."""
     wrong = set()
     for name in suite_ids():
-        task = type(gym.make(name).unwrapped)
-        if ".games." in task.__module__ or "max_turns" not in inspect.signature(task).parameters:
+        if "max_turns" not in inspect.signature(type(gym.make(name).unwrapped)).parameters:
             continue
         try:
             env = gym.make(name, max_turns=turns)
