@@ -32,7 +32,7 @@ def test_held_out_results_come_before_those_of_training() -> None:
     section = environment_section(splits, 7, 5, [held_out, trained, {"step": 5, "train_runtime": 1.0}])
     assert '| train | `a/B-v0` | `{"level": 1}` | 2 |\n| test | `a/B-v0` | `{"split": "test"}` | 1 |' in section
     assert "Seed 7" in section and "5 steps. python 3" in section and "llm-envs 0.1.0, trl 1." in section
-    assert "On held-out episodes (those of the split test), step 4:" in section
+    assert "On held-out episodes (of the split test), step 4:" in section
     assert "| env/success | 0.125 |\n| reward | 0.75 |" in section and "runtime" not in section
     section = environment_section(splits, 7, 5, [trained])
     assert "Not evaluated on held-out episodes. While training, at the last logged step, step 5:" in section
@@ -139,7 +139,7 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
     if code is GRPO:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert '| test | `llm/Arithmetic-v0` | `{"split": "test", "difficulty": "easy"}` | 1 |' in card
-        assert "On held-out episodes (those of the split test), step 1:" in card and "| env/success | 0 |" in card
+        assert "On held-out episodes (of the split test), step 1:" in card and "| env/success | 0 |" in card
     elif code is PPO:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert "Not evaluated on held-out episodes." in card and "| env/success | 0 |" in card
