@@ -1,4 +1,4 @@
-"""Writes the file map in `CONTRIBUTING.md`: one line for each file, from its module docstring.
+"""Writes `docs/reference/files.md`: one line for each file, from its module docstring.
 
 python docs/file_map.py            writes the map
 python docs/file_map.py --check    prints what would change, and exits with 1 if anything would
@@ -14,11 +14,12 @@ from pathlib import Path
 import written
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN, END = (
-    "<!-- The file map, written by docs/file_map.py from the modules' docstrings -->\n",
-    "<!-- end of file map -->\n",
-)
+PAGE = ROOT / "docs" / "reference" / "files.md"
+HEAD = """# Files
+
+`docs/file_map.py` writes this page from the modules' docstrings.
+
+"""
 FOLDERS = ("llm_envs", "trainers", "tasks")
 OTHERS = {
     "examples": "numbered scripts, one screen each; docs/guides/examples.md lists them",
@@ -50,15 +51,12 @@ def entries(folder: Path, indent: int) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the whole of `CONTRIBUTING.md` with the map as the files are now."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    """Return the page, with the files as they are now."""
     lines = []
     for name in FOLDERS:
         lines += [f"{name + '/':<26} {first_sentence(ROOT / name / '__init__.py')}", *entries(ROOT / name, 1)]
     lines += [f"{name + '/':<26} {about}" for name, about in OTHERS.items()]
-    return before + BEGIN + "\n```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n\n" + END + after
+    return HEAD + "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
 
 
 if __name__ == "__main__":

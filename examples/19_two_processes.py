@@ -1,7 +1,7 @@
 """Two processes: each plays its own groups, gradients are averaged, and the weights stay the same on both.
 
 Command:   python examples/19_two_processes.py            (--model NAME --steps 20 --episodes 200 --seed 0)
-           It starts itself by accelerate launch --config_file examples/accelerate/multi_cpu.yaml, as any script is.
+           It starts itself by accelerate launch --config-file examples/accelerate/multi_cpu.yaml, as any script is.
 Time:      30 seconds of two CPU cores, and 20 once for the warm model.
 Expect:    2 processes, no seed played by both, weights that differ by 0.0; success on the test split 0.490 -> 0.850
            (seed 0).
@@ -21,7 +21,7 @@ given = options(__doc__, steps=20, episodes=200)
 if "LOCAL_RANK" not in os.environ:  # started by hand: the model is made once, then both processes begin
     given.model = given.model or warm_model()
     launcher = [sys.executable, "-m", "accelerate.commands.launch"]
-    launcher += ["--config_file", str(Path(__file__).parent / "accelerate" / "multi_cpu.yaml"), __file__]
+    launcher += ["--config-file", str(Path(__file__).parent / "accelerate" / "multi_cpu.yaml"), __file__]
     sys.exit(subprocess.run([*launcher, *(f"--{name}={value}" for name, value in vars(given).items())]).returncode)
 
 settings = GRPO | {"per_device_train_batch_size": 32, "ddp_find_unused_parameters": False}  # 4 groups of 8 on each

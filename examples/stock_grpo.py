@@ -1,7 +1,7 @@
 """Train with TRL's own, unmodified `GRPOTrainer` on an environment, through either of its doors.
 
-Command:   python examples/stock_grpo.py --model_name_or_path DIR --output_dir runs/stock --max_steps 20 --seam rollout
-           python examples/stock_grpo.py --model_name_or_path DIR --output_dir runs/stock --max_steps 20 --seam tools
+Command:   python examples/stock_grpo.py --model-name-or-path DIR --output-dir runs/stock --max-steps 20 --seam rollout
+           python examples/stock_grpo.py --model-name-or-path DIR --output-dir runs/stock --max-steps 20 --seam tools
 Hardware:  anything that runs the model. `--seam tools` needs a chat template that TRL parses tool calls of.
 Expect:    TRL's own log, with env/success and env/turns in it. docs/guides/trl.md says what each seam loses.
 """
@@ -26,7 +26,7 @@ def main() -> None:
     """Parse the command line, train, save."""
     game, args, model = TrlParser((Game, GRPOConfig, ModelConfig)).parse_args_and_config()
     if model.model_name_or_path is None:
-        raise SystemExit("--model_name_or_path is missing: a folder that save_pretrained wrote, or a name on a hub.")
+        raise SystemExit("--model-name-or-path is missing: a folder that save_pretrained wrote, or a name on a hub.")
     n = game.num_train_seeds
     if game.seam == "rollout":
         dataset = episode_dataset(game.env, n)

@@ -1,9 +1,9 @@
 """Train a model by GRPO on an environment, on one process or many: what `llm-envs train grpo` does, as a script.
 
-Command:   accelerate launch --num_processes 1 examples/train_grpo.py --env llm/Calculator-v0 --model DIR \
-               --out runs/grpo --env_kwargs '{"difficulty": "easy"}' --max_steps 20
-Hardware:  anything that runs the model; `--use_vllm` samples with vLLM in the same process; `--use_peft` trains a LoRA
-           adapter. `--algorithm dapo` takes a published algorithm; `--dry_run` says what would be
+Command:   accelerate launch --num-processes 1 examples/train_grpo.py --env llm/Calculator-v0 --model DIR \
+               --out runs/grpo --env-kwargs '{"difficulty": "easy"}' --max-steps 20
+Hardware:  anything that runs the model; `--use-vllm` samples with vLLM in the same process; `--use-peft` trains a LoRA
+           adapter. `--algorithm dapo` takes a published algorithm; `--dry-run` says what would be
            done. `--help` lists every field of `EnvGRPOConfig` (TRL's `GRPOConfig` and ours) and TRL's `ModelConfig`.
 """
 

@@ -1,9 +1,9 @@
 """Train a model by PPO on an environment, on one process or many: what `llm-envs train ppo` does, as a script.
 
-Command:   accelerate launch --num_processes 1 examples/train_ppo.py --env llm/Calculator-v0 --model DIR \
-               --out runs/ppo --env_kwargs '{"difficulty": "easy"}' --max_steps 20
+Command:   accelerate launch --num-processes 1 examples/train_ppo.py --env llm/Calculator-v0 --model DIR \
+               --out runs/ppo --env-kwargs '{"difficulty": "easy"}' --max-steps 20
 Hardware:  anything that runs the model. `--critic DIR` takes a critic with a trunk of its own, whose tokenizer is the
-           policy's; `--use_vllm` samples with vLLM in the same process; `--use_peft` trains a LoRA adapter. `--help`
+           policy's; `--use-vllm` samples with vLLM in the same process; `--use-peft` trains a LoRA adapter. `--help`
            lists every field of `EnvPPOConfig` and of TRL's `ModelConfig`.
 Expect:    `reward` and `value/explained_variance` rise; the policy in OUTPUT_DIR, the critic in OUTPUT_DIR/critic.
 """

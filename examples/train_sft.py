@@ -1,11 +1,11 @@
 """Train a model on what an agent did, an environment's oracle or a saved data set: `llm-envs train sft` as a script.
 
 Command:   python examples/train_sft.py --env llm/Calculator-v0 --model DIR --out runs/sft
-           python examples/train_sft.py --source runs/collected --best_of 1 --min_reward 1 --model DIR \
+           python examples/train_sft.py --source runs/collected --best-of 1 --min-reward 1 --model DIR \
                --out runs/sft
-Hardware:  anything that runs the model; `--use_peft` trains a LoRA adapter. `--help` lists every field of
+Hardware:  anything that runs the model; `--use-peft` trains a LoRA adapter. `--help` lists every field of
            `EnvSFTConfig` (TRL's `SFTConfig` and ours) and TRL's `ModelConfig`.
-Expect:    the model in OUTPUT_DIR; rows over `--max_length` are dropped or cut (`--overlong`) and counted.
+Expect:    the model in OUTPUT_DIR; rows over `--max-length` are dropped or cut (`--overlong`) and counted.
 """
 
 import sys

@@ -22,8 +22,8 @@ EXAMPLES = """
 examples:
   llm-envs train
   llm-envs train grpo --help
-  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo --max_steps 20
-  llm-envs train sft --config run.yaml --learning_rate 1e-5
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output-dir runs/grpo --max-steps 20
+  llm-envs train sft --config run.yaml --learning-rate 1e-5
 """
 
 

@@ -78,7 +78,7 @@ def ranks(seed: int, folder: Path) -> Outcome:
     kind = random.choice(["grpo", "ppo"])
     in_child(partial(make_model, folder / "model"), folder / "log", limit_s=_LIMIT_S)
     config = ROOT / "examples" / "accelerate" / "multi_cpu.yaml"
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "2"]
+    launcher = ["-m", "accelerate.commands.launch", "--config-file", str(config), "--num-processes", "2"]
 
     def run(out: Path, actions: Sequence[Any] = ()) -> Ended:
         program = ["-m", "proof.chaos.training", kind, str(folder / "model"), str(out)]
