@@ -92,6 +92,7 @@ class WordProblemsEnv(SingleTurnEnv):
     problem_fields = {"text": str, "expression": str}
     instructions = "Solve the problem. The answer is a whole number."
     answer_example = "1307"
+    slow_reset_reason = "at the expert level a story has 140 comparisons"
 
     def generate(self) -> dict[str, Any]:
         """Draw a story, and mix irrelevant sentences in behind the first."""
