@@ -232,12 +232,10 @@ class PolicyServer:
             connection.shutdown()
 
     async def __aenter__(self) -> PolicyServer:
-        """Start, and return the server."""
         await self.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Stop."""
         self.stop()
         await asyncio.gather(*self._running, return_exceptions=True)
 

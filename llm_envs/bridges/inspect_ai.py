@@ -271,7 +271,6 @@ class _Report:
         observed: Sequence[Message],
         final_observation: str | None,
     ) -> None:
-        """Add the reward."""
         self.reward, self.is_success = self.reward + reward, is_success
 
     def refuse_requests(self, is_truncated: bool) -> None:

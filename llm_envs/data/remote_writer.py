@@ -196,11 +196,9 @@ class RemoteWriter:
             self._spool.close()
 
     def __enter__(self) -> RemoteWriter:
-        """Return the writer; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the writer."""
         self.close()
 
     def _begin(self, resume: bool) -> None:
@@ -317,11 +315,9 @@ class _Spool:
             self.begin()
 
     def logs(self) -> list[Path]:
-        """Return all logs that have anything, in order."""
         return [log for log in sorted(self.folder.glob("log-*.jsonl")) if log.stat().st_size]
 
     def closed_logs(self) -> Iterator[Path]:
-        """Return the logs to upload."""
         return (log for log in self.logs() if log != self.log.path)
 
     def close(self) -> None:

@@ -134,7 +134,6 @@ class Results:
     """A task's name -> its thresholds, by the names of `suite.Thresholds`; empty without thresholds."""
 
     def __iter__(self) -> Iterator[TaskResult]:
-        """Iterate over the tasks."""
         return iter(self.tasks)
 
     def to_dict(self) -> dict[str, Any]:

@@ -80,7 +80,6 @@ class Evaluation:
     trajectories: tuple[Trajectory, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        """Return a readable line."""
         low, high = self.interval
         reasons = " ".join(f"{reason}={count}" for reason, count in self.stop_reasons.items())
         line = (

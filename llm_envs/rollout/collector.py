@@ -341,11 +341,9 @@ class Collector:
             self.stats.is_paused = False
 
     def __enter__(self) -> Collector:
-        """Return the collector; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the collector."""
         self.close()
 
     def _check_envs(self) -> None:

@@ -59,7 +59,6 @@ class RayCluster:
             self.can_grow = False
 
     def __enter__(self) -> RayCluster:
-        """Return the cluster."""
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -82,7 +82,6 @@ class TurnSampler:
     """Time since the episode began."""
 
     def __post_init__(self) -> None:
-        """Start the clock."""
         self.clock = Stopwatch(self.gate)
 
     async def sample(self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, turn: int) -> SampledTurn:

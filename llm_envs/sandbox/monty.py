@@ -118,11 +118,9 @@ class MontySandbox:
             helper.close()
 
     def __enter__(self) -> MontySandbox:
-        """Return the sandbox."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every worker."""
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -63,7 +63,6 @@ class Prompts(Sequence[dict[str, Any]]):
         """A hash of all rows in their order."""
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._rows)
 
     @overload
@@ -83,7 +82,6 @@ class Prompts(Sequence[dict[str, Any]]):
         return Prompts([row for row in self if keep(row)], name=self.name)
 
     def __repr__(self) -> str:
-        """Return name, length and fingerprint."""
         return f"Prompts({self.name!r}, {len(self)} rows, {self.fingerprint[:8]})"
 
     def _take(self, row: Mapping[str, Any]) -> dict[str, Any]:

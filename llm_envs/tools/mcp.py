@@ -219,14 +219,12 @@ class McpToolset(Toolset):
                 self._connection = None
 
     def __enter__(self) -> McpToolset:
-        """Reach the server."""
         self.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the connection."""
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,7 +283,6 @@ class _RemoteTool:
         self.name = name
 
     async def __call__(self, **arguments: Any) -> str:
-        """Return the server's answer as text."""
         return await self.toolset.call(self.name, arguments)
 
 
@@ -316,7 +313,6 @@ class _Connection:
             self._loop.call_soon_threadsafe(self._over.set)
 
     async def close(self) -> None:
-        """Close the connection."""
         self.end()
         if self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
@@ -327,7 +323,6 @@ class _Connection:
             self._output.truncate(0)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the server's answer as text."""
         mcp = _import_mcp()
         try:
             result = await self._client.call_tool(name, arguments)

@@ -127,11 +127,9 @@ class RunLogger:
                 _warn(tracker.name, error, "what it had not written is lost")
 
     def __enter__(self) -> RunLogger:
-        """Return the logger; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
         self.close()
 
     def _each(self, act: Callable[[Tracker], None]) -> None:

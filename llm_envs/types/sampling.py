@@ -73,7 +73,6 @@ class SamplingParams:
     """Passed to the backend unchanged."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in ("max_new_tokens", "top_k"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -121,7 +120,6 @@ class KeptTokens:
     """Shape (T,): where the kept tokens of each position end in `ids`."""
 
     def __len__(self) -> int:
-        """Return the number of sampled tokens."""
         return len(self.stops)
 
     def first(self, n_tokens: int) -> KeptTokens:

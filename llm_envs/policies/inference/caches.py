@@ -147,7 +147,6 @@ class Prefix:
     """Memory of the keys and values."""
 
     def __post_init__(self) -> None:
-        """Count the bytes."""
         n_bytes = sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
         object.__setattr__(self, "n_bytes", n_bytes)
 

@@ -178,7 +178,6 @@ class _Asker:
         )
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def ask(self, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _ASK_S) -> Answer:

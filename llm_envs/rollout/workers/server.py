@@ -120,7 +120,6 @@ class EnvServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the server."""
         self.close()
 
     def _accept(self) -> None:
