@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
 from llm_envs.agents.connections import Strangers, counted
-from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, is_number, read_chat_request
+from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import Codec
 from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
 from llm_envs.policies.base import Policy
+from llm_envs.problems import is_number
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EpisodeSpec

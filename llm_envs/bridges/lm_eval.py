@@ -16,6 +16,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.base import Policy, TokenPolicy
+from llm_envs.problems import is_number
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.types import Sampled, SamplingParams
@@ -214,8 +215,7 @@ class HarnessCallback(TrainerCallback):
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and "_stderr" not in name and name not in ("sample_len", "sample_count")
+    return is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
 
 
 @contextmanager

@@ -212,7 +212,8 @@ class RemoteWriter:
         logs, shards = part_numbers(self.path)
         self._next = max([*logs, *shards, *self._manifest.shards], default=-1) + (_GAP if took_over else 1)
         for number in shards - {*self._manifest.shards}:
-            self._remove(shard_name(number))
+            with reaching(self.path), contextlib.suppress(FileNotFoundError):
+                (self.path / shard_name(number)).unlink()
         left = self._spool.logs()
         torn = [remove_torn_line(log) for log in left]
         self.removed = next((line for line in reversed(torn) if line is not None), None)
@@ -266,10 +267,6 @@ class RemoteWriter:
     def _put_manifest(self, manifest: Manifest) -> None:
         put(self.path / MANIFEST_NAME, manifest_text(manifest).encode())
         self._manifest = manifest
-
-    def _remove(self, name: str) -> None:
-        with reaching(self.path), contextlib.suppress(FileNotFoundError):
-            (self.path / name).unlink()
 
 
 class _Spool:

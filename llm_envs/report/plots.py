@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.problems import is_number
 from llm_envs.tracking.loggers import read_metrics
 
 __all__ = ["plot_training_curves"]
@@ -82,12 +83,8 @@ def _matplotlib() -> tuple[Any, Any]:
     return Figure, FigureCanvasAgg
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(record["step"], record[key]) for record in records if "step" in record and _is_number(record.get(key))]
+    return [(record["step"], record[key]) for record in records if "step" in record and is_number(record.get(key))]
 
 
 def _chosen(records: Sequence[Mapping[str, Any]], keys: Sequence[str] | None) -> list[str]:

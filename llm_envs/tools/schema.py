@@ -315,10 +315,6 @@ def _convert_null(value: Any) -> None:
         raise Mismatch("null")
 
 
-def _convert_anything(value: Any) -> Any:
-    return value
-
-
 _SCALARS: dict[Any, tuple[str, Converter]] = {
     str: ("string", _convert_string),
     int: ("integer", _convert_integer),
@@ -326,7 +322,7 @@ _SCALARS: dict[Any, tuple[str, Converter]] = {
     bool: ("boolean", _convert_boolean),
     type(None): ("null", _convert_null),
     None: ("null", _convert_null),
-    Any: ("", _convert_anything),
+    Any: ("", lambda value: value),
 }
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class AccelerateTracker(Tracker):
         self._tracker: Any = None
 
     def _start(self, *arguments: Any, **settings: Any) -> None:
-        with _stdout_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr):  # standard output may be JSON for another program
             tracker = self._class(*arguments, **settings)
             tracker.start()
             self._tracker = tracker
@@ -89,7 +89,7 @@ class AccelerateTracker(Tracker):
         """End the tracker's run."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with _stdout_to_stderr():
+            with contextlib.redirect_stdout(sys.stderr):
                 tracker.finish()
 
 
@@ -202,10 +202,3 @@ def _fenced(text: str) -> str:
         longest = max(longest, run)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect a library's output to standard error: standard output may be JSON for another program."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

@@ -162,6 +162,11 @@ class Sampled:
         if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
             raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
 
+    @classmethod
+    def empty(cls, finish_reason: FinishReason, weight_version: int = 0) -> Sampled:
+        """Return a turn without tokens."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.float32), finish_reason, weight_version)
+
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:
         """Spans of all tokens; at least one."""

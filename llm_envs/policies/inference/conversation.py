@@ -221,7 +221,7 @@ def create_policy_generator(
         try:
             return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session=session)
         except ContextFullError:
-            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.CONTEXT_FULL)
+            return Sampled.empty(FinishReason.CONTEXT_FULL)
 
     return generate_fn
 

@@ -114,7 +114,9 @@ def load_model(
     if attention is not None:
         settings["attn_implementation"] = attention
     if load_in_8bit:
-        settings |= _quantization_settings()
+        from transformers import BitsAndBytesConfig
+
+        settings["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
         device_map = {"": device} if device is not None else device_map  # quantised weights cannot be moved afterwards
     if device_map is not None:
         settings["device_map"] = device_map
@@ -147,12 +149,6 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
         if found is not None:
             return tuple(found) if isinstance(found, list | tuple) else (int(found),)
     return ()
-
-
-def _quantization_settings() -> dict[str, Any]:
-    from transformers import BitsAndBytesConfig
-
-    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
 
 
 def _tensor_parallel_settings(n: int) -> dict[str, Any]:

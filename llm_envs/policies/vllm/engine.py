@@ -34,10 +34,10 @@ import numpy.typing as npt
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.inference.cpu import allow_amx, cpu_dtype, has_linear_attention, skips_compilation
-from llm_envs.policies.vllm.engine_format import nothing, sampled_so_far, to_logps, to_sampled, to_vllm
+from llm_envs.policies.vllm.engine_format import sampled_so_far, to_logps, to_sampled, to_vllm
 from llm_envs.policies.vllm.lockstep import Agreed, Lockstep
 from llm_envs.policies.vllm.weights import load_weights
-from llm_envs.types import Sampled, SamplingParams
+from llm_envs.types import FinishReason, Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
 
 if TYPE_CHECKING:
@@ -396,7 +396,9 @@ class VLLMEnginePolicy:
                 continue
             request.weight_version = self.weight_version
             if request.id in interrupted:
-                _resolve(request, partial(request.answer.set_result, nothing(self.weight_version)))
+                _resolve(
+                    request, partial(request.answer.set_result, Sampled.empty(FinishReason.ABORT, self.weight_version))
+                )
                 continue
             # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
             # `_n_loads`.

@@ -79,7 +79,7 @@ class WorkerPool:
         self._targets: dict[int, tuple[int, bytes, Target]] = {}
         """By the target's address: its key, its pickle, and the target itself, so that its address stays unique."""
         self._n_keys = 0
-        self._finalizer = weakref.finalize(self, _close, self._state)
+        self._finalizer = weakref.finalize(self, self._state.close)
         forget_after_fork(self)
 
     @property
@@ -511,7 +511,3 @@ def _value(reply: Reply) -> Any:
     if status == "error":
         raise revive(*value)
     return value
-
-
-def _close(state: _State) -> None:
-    state.close()
