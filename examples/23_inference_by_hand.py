@@ -33,7 +33,7 @@ codec, params = ChatCodec(tokenizer), SamplingParams(max_new_tokens=48, seed=giv
 messages = [Message("system", "Use the tool."), Message("user", "What is 6 times 7?")]
 print("in one call:", repr(inf.generate_text(model, tokenizer, messages, params)[0]))
 
-parts = {"template_fn": inf.create_template_fn(tokenizer), "decode_fn": codec.decode_reply, "params": params}
+parts = {"template_fn": codec.encode_prompt, "decode_fn": codec.decode_reply, "params": params}
 parts |= {"tools": [multiply], "executor": inf.create_executor([multiply], timeout_s=10.0)}  # each may be another's
 generate_fn, prompt_ids = inf.create_generator(model, stop_token_ids=codec.stop_token_ids), None
 for number in range(given.turns):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         conversation_turn,
         create_executor,
         create_policy_generator,
-        create_template_fn,
         next_prompt_ids,
         parse_thinking,
     )
@@ -48,7 +47,6 @@ __all__ = [
     "create_executor",
     "create_generator",
     "create_policy_generator",
-    "create_template_fn",
     "eos_token_ids",
     "generate",
     "generate_text",
@@ -73,7 +71,6 @@ _LAZY = {
     "create_executor": "conversation",
     "create_generator": "sampling",
     "create_policy_generator": "conversation",
-    "create_template_fn": "conversation",
     "eos_token_ids": "loading",
     "generate": "sampling",
     "generate_text": "text",

@@ -16,7 +16,6 @@ from llm_envs.policies.inference.conversation import (
     conversation_turn,
     create_executor,
     create_policy_generator,
-    create_template_fn,
     next_prompt_ids,
     parse_thinking,
 )
@@ -237,6 +236,11 @@ def test_an_asynchronous_generator_inside_a_loop_needs_the_asynchronous_turn():
 
     with pytest.raises(InvalidConfigError, match="await aconversation_turn"):
         asyncio.run(run())
+
+    async def run_plain():
+        return play(says("hey"))
+
+    assert asyncio.run(run_plain()).text == "hey"
     with pytest.raises(InvalidConfigError, match="messages is empty"):
         play(says("hey"), messages=())
 
@@ -305,12 +309,12 @@ def test_the_templates_settings_reach_it():
     )
 
     def written(**settings):
-        prompt = tokenizer.decode(create_template_fn(tokenizer, **settings)(ASKED, ()))
+        prompt = tokenizer.decode(ChatCodec(tokenizer, **settings).encode_prompt(ASKED))
         return prompt.rpartition("assistant\n")[2]
 
     assert written() == ""
     assert written(thinking=False) == "<think></think>"
-    assert written(effort="high") == "high"
+    assert written(template_kwargs={"effort": "high"}) == "high"
 
 
 @pytest.mark.parametrize(
