@@ -31,7 +31,7 @@ from llm_envs.agents.connections import Strangers, counted
 from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import Codec
-from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import BridgeError, InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy
 from llm_envs.problems import is_number
 from llm_envs.rollout.limits import RolloutLimits
@@ -420,12 +420,10 @@ def _app(server: PolicyServer) -> Starlette:
     Raises:
         MissingExtraError: If starlette or uvicorn is not installed.
     """
-    try:
+    with extra_needed("PolicyServer needs starlette and uvicorn: pip install 'llm-envs[agents]'."):
         import uvicorn  # noqa: F401  # `start` needs it: say so now
         from starlette.applications import Starlette
         from starlette.routing import Route
-    except ImportError as error:
-        raise MissingExtraError("PolicyServer needs starlette and uvicorn: pip install 'llm-envs[agents]'.") from error
 
     routes = []
     for prefix in ("", "/s/{session}"):

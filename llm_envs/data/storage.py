@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError, public_address
+from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError, extra_needed, public_address
 
 __all__ = ["as_path", "exists", "is_remote", "local_path", "names_in", "put", "reaching"]
 
@@ -32,12 +32,8 @@ def as_path(where: str | Path) -> Path:
     """
     if not isinstance(where, str) or not _PROTOCOL.match(where):
         return Path(where) if isinstance(where, str) else where
-    try:
+    with extra_needed(f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."):
         from upath import UPath
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."
-        ) from error
     if re.match(r"[^/]+://[^/@]*:[^/]*@", where):
         raise StoreError(
             f"{public_address(where)}: its address has a password, which errors and stored settings would repeat. "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.problems import is_number
 from llm_envs.tracking.loggers import read_metrics
 
@@ -75,11 +75,9 @@ def running_mean(values: Sequence[float], smoothing: float) -> list[float]:
 
 def _matplotlib() -> tuple[Any, Any]:
     """Import the figure and the Agg canvas, without a window system and without pyplot's global state."""
-    try:
+    with extra_needed("Plots need matplotlib: pip install 'llm-envs[report]'."):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Plots need matplotlib: pip install 'llm-envs[report]'.") from error
     return Figure, FigureCanvasAgg
 
 

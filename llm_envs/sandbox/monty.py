@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
+from llm_envs.errors import InvalidConfigError, SandboxError, extra_needed
 from llm_envs.processes import forget_after_fork, processors
 from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
@@ -405,10 +405,6 @@ def _repeatable(seed: int) -> dict[str, Any]:
 
 
 def _load_monty() -> Any:
-    try:
+    with extra_needed("MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"):
         import pydantic_monty
-    except ImportError as error:
-        raise MissingExtraError(
-            "MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"
-        ) from error
     return cast(Any, pydantic_monty)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.sources.mixture import Schedule
 
 __all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl", "read_rows"]
@@ -317,10 +317,8 @@ def _read_csv(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
+    with extra_needed("Parquet needs `pyarrow`: pip install 'llm-envs[train]'."):
         pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs `pyarrow`: pip install 'llm-envs[train]'.") from error
     try:
         _refuse_pipes(path)
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()

@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 import numpy as np
 
-from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, public_address
+from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, extra_needed, public_address
 from llm_envs.tools.background_loop import LimitReached, is_present, wait
 from llm_envs.tools.base import Tool
 from llm_envs.tools.toolset import Toolset
@@ -377,10 +377,8 @@ def _parts(url: str) -> list[str]:
 
 
 def _import_mcp() -> Any:
-    try:
+    with extra_needed("tools of an MCP server need `mcp`: pip install 'llm-envs[bridges]'."):
         import mcp
-    except ImportError as error:
-        raise MissingExtraError("tools of an MCP server need `mcp`: pip install 'llm-envs[bridges]'.") from error
     return mcp
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.tracking.loggers import Logger, trajectory_table, visible_text
 
 if TYPE_CHECKING:
@@ -64,13 +64,10 @@ class AccelerateTracker(Tracker):
     """One of accelerate's trackers."""
 
     def __init__(self, module: str, class_name: str) -> None:
-        try:
+        package = module.split(".")[-1]
+        with extra_needed(f"{self.name} needs accelerate and {package}: pip install 'llm-envs[logging]'."):
             importlib.import_module(module)
             from accelerate import PartialState, tracking
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{self.name} needs accelerate and {module.split('.')[-1]}: pip install 'llm-envs[logging]'."
-            ) from error
         PartialState()  # required by accelerate's own logging, which the trackers use
         self._class: Any = getattr(tracking, class_name)
         self._tracker: Any = None

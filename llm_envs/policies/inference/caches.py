@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.types import IdArray
 
-try:
+with extra_needed("a key-value cache needs torch: pip install 'llm-envs[train]'."):
     import torch
     from transformers.cache_utils import DynamicCache, DynamicLayer
-except ImportError as error:
-    raise MissingExtraError("a key-value cache needs torch: pip install 'llm-envs[train]'.") from error
 
 __all__ = [
     "Prefix",

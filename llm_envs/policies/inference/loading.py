@@ -9,13 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import cpu_dtype
 
-try:
+with extra_needed("loading a model needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("loading a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -163,10 +161,8 @@ def _tensor_parallel_settings(n: int) -> dict[str, Any]:
 
 
 def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> Any:
-    try:
+    with extra_needed("a LoRA adapter needs peft: pip install 'llm-envs[train]'."):
         from peft import PeftModel
-    except ImportError as error:
-        raise MissingExtraError("a LoRA adapter needs peft: pip install 'llm-envs[train]'.") from error
 
     def load(name: str) -> Any:
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.inference.loading import context_length, eos_token_ids
 from llm_envs.policies.inference.padding import IdArray, PaddedBatch, check_token_ids
 from llm_envs.policies.inference.positions import check_positions
@@ -24,10 +24,8 @@ from llm_envs.policies.inference.prefixes import PrefixCache
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams
 
-try:
+with extra_needed("sampling from a model needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("sampling from a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
