@@ -68,19 +68,12 @@ _GAP = 1000
 
 
 def open_writer(
-    path: str | Path,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    max_log_bytes: int = MAX_LOG_BYTES,
-    upload_every_s: float = UPLOAD_EVERY_S,
+    path: str | Path, *, upload_every_s: float = UPLOAD_EVERY_S, **settings: Any
 ) -> TrajectoryWriter | RemoteWriter:
     """Return the writer for a run's folder, here or on object storage; see `TrajectoryWriter` and `RemoteWriter`."""
     if is_remote(path):
-        return RemoteWriter(
-            path, settings=settings, resume=resume, max_log_bytes=max_log_bytes, upload_every_s=upload_every_s
-        )
-    return TrajectoryWriter(path, settings=settings, resume=resume, max_log_bytes=max_log_bytes)
+        return RemoteWriter(path, upload_every_s=upload_every_s, **settings)
+    return TrajectoryWriter(path, **settings)
 
 
 class RemoteWriter:

@@ -13,13 +13,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_envs.errors import extra_needed
 from llm_envs.tracking.loggers import Logger, trajectory_table, visible_text
-
-if TYPE_CHECKING:
-    from llm_envs.types import Trajectory
+from llm_envs.types import Trajectory, inspect_trajectory
 
 __all__ = ["COLUMNS", "AccelerateTracker", "FileTracker", "TensorBoard", "Tracker", "Trackio", "WandB"]
 
@@ -180,8 +178,6 @@ class Trackio(AccelerateTracker):
 
 def _row(trajectory: Trajectory) -> list[Any]:
     """Return the cells of an episode: JSON types, in the order of `COLUMNS`."""
-    from llm_envs.types import inspect_trajectory
-
     t, words = trajectory, visible_text(inspect_trajectory(trajectory))
     if len(words) > MAX_CHARACTERS:
         words = words[: MAX_CHARACTERS - 1] + "…"
