@@ -95,8 +95,8 @@ async def aconversation_turn(
 
     Args:
         messages: The conversation so far; the last message must not be the assistant's.
-        generate_fn: Samples the turn (`create_generator(model)`, `create_policy_generator(policy)`, or any other). A
-            synchronous one blocks the event loop.
+        generate_fn: Samples the turn: `functools.partial(generate, model)`, `create_policy_generator(policy)`, or any
+            other. A synchronous one blocks the event loop.
         template_fn: Messages and schemas to ids: `ChatCodec(tokenizer).encode_prompt`, or another.
         decode_fn: Sampled ids to text: `ChatCodec(tokenizer).decode_reply`, or another.
         tools: Tools, typed functions or toolsets, or bare JSON Schemas if you pass an executor. The model sees all of

@@ -34,7 +34,6 @@ __all__ = [
     "RunningBatch",
     "Turn",
     "batch_generate",
-    "create_generator",
     "generate",
     "has_filters",
     "logits_processor",
@@ -82,26 +81,6 @@ def generate(
         detokenize=detokenize,
     )
     return sampled[0]
-
-
-def create_generator(
-    model: PreTrainedModel,
-    *,
-    stop_token_ids: Sequence[int] | None = None,
-    detokenize: Callable[[list[int]], str] | None = None,
-) -> Callable[[IdArray, SamplingParams], Sampled]:
-    """Return `generate` of one model as a function of prompt and parameters: a `conversation.GenerateFn`.
-
-    Args:
-        model: A causal language model in eval mode.
-        stop_token_ids: Ids that end a turn (`ChatCodec.stop_token_ids`); None takes the model's own.
-        detokenize: Ids to text; required for stop strings.
-    """
-
-    def generate_fn(prompt_ids: IdArray, params: SamplingParams) -> Sampled:
-        return generate(model, prompt_ids, params, stop_token_ids=stop_token_ids, detokenize=detokenize)
-
-    return generate_fn
 
 
 @torch.no_grad()
