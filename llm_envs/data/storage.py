@@ -73,7 +73,7 @@ def exists(path: Path) -> bool:
     """
     if not is_remote(path):
         return path.exists()
-    remote = _driver(path)
+    remote: Any = path
     try:
         with reaching(path):
             remote.fs.info(remote.path)
@@ -90,7 +90,7 @@ def names_in(folder: Path) -> list[str]:
     """
     if not is_remote(folder):
         return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    remote = _driver(folder)
+    remote: Any = folder
     try:
         with reaching(folder):
             found = remote.fs.ls(remote.path, detail=False, refresh=True)
@@ -112,7 +112,7 @@ def put(path: Path, content: bytes | Path, *, only_new: bool = False) -> None:
         FileExistsError: If it is there already.
         StoreError: If the storage cannot be reached.
     """
-    remote = _driver(path)
+    remote: Any = path
     data = content if isinstance(content, bytes) else content.read_bytes()
     with reaching(path):
         if remote.protocol not in _PUT_WHOLE:
@@ -156,8 +156,3 @@ def reaching(path: str | Path) -> Iterator[None]:
             f"{path} cannot be reached ({type(error).__name__}: {reason}). Check the address, the network and the "
             "credentials of the driver."
         ) from error
-
-
-def _driver(path: Path) -> Any:
-    """Return a remote path as what it is, a `UPath`."""
-    return path

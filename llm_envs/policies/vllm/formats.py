@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,31 +53,13 @@ class TurnRequest:
         return fields | ({"stop": list(self.params.stop_strings)} if self.params.stop_strings else {})
 
 
-class ServerFormat(Protocol):
-    """The JSON format of one kind of server."""
-
-    sample_path: str
-
-    def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
-        """Return the JSON of a request for one turn; `salt` separates the prefix caches of different weights."""
-        ...
-
-    def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
-
-        Raises:
-            ModelError: If a field breaks the format. The message has its name.
-        """
-        ...
-
-
 class VLLMFormat:
     """`vllm serve`: its completions endpoint takes token ids and returns them."""
 
     sample_path = "/v1/completions"
 
     def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
-        """Return the JSON of a request."""
+        """Return the JSON of a request for one turn; `salt` separates the prefix caches of different weights."""
         params = turn.params
         body: dict[str, Any] = turn.common() | {
             "model": model,
@@ -94,7 +76,11 @@ class VLLMFormat:
         return body | ({"cache_salt": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn."""
+        """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
+
+        Raises:
+            ModelError: If a field breaks the format. The message has its name.
+        """
         choice = answer["choices"].items()[0]
         if not choice["token_ids"]:
             raise choice["token_ids"].wrong("there: vLLM has `return_token_ids` from version 0.10.2 on")
@@ -130,7 +116,7 @@ class SGLangFormat:
         return body | ({"extra_key": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn."""
+        """Return the turn; see `VLLMFormat.sampled`."""
         meta = answer["meta_info"]
         finish = meta["finish_reason"]
         reason = finish_reason(_name(finish["type"]), finish["matched"].value) if finish else FinishReason.ABORT
@@ -141,6 +127,9 @@ class SGLangFormat:
         ids = Answer(answer.url, [one.value for _, one, *_ in pairs], f"{listed.field}: ids").ids(n_vocabulary)
         logps = Answer(answer.url, [one.value for one, *_ in pairs], f"{listed.field}: values").logps(len(ids))
         return _sampled(ids, logps, reason, weight_version)
+
+
+ServerFormat = VLLMFormat | SGLangFormat
 
 
 def _sampled(ids: Sequence[int], logps: Sequence[float], reason: FinishReason, weight_version: int) -> Sampled:
