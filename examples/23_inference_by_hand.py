@@ -8,6 +8,7 @@ Expect:    the turns; log-probabilities at sampling and afterwards that agree to
 
 import asyncio
 import copy
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,9 +34,9 @@ codec, params = ChatCodec(tokenizer), SamplingParams(max_new_tokens=48, seed=giv
 messages = [Message("system", "Use the tool."), Message("user", "What is 6 times 7?")]
 print("in one call:", repr(inf.generate_text(model, tokenizer, messages, params)[0]))
 
-parts = {"template_fn": inf.create_template_fn(tokenizer), "decode_fn": codec.decode_reply, "params": params}
+parts = {"template_fn": codec.encode_prompt, "decode_fn": codec.decode_reply, "params": params}
 parts |= {"tools": [multiply], "executor": inf.create_executor([multiply], timeout_s=10.0)}  # each may be another's
-generate_fn, prompt_ids = inf.create_generator(model, stop_token_ids=codec.stop_token_ids), None
+generate_fn, prompt_ids = partial(inf.generate, model, stop_token_ids=codec.stop_token_ids), None
 for number in range(given.turns):
     turn = inf.conversation_turn(messages, generate_fn, prompt_ids=prompt_ids, **parts)
     thinking, said = inf.parse_thinking(turn.text)

@@ -41,7 +41,7 @@ from llm_envs.evaluation import Evaluation
 from llm_envs.parsers import format_answer
 from llm_envs.policies import OraclePolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.report import plot_training_curves, write_episode_page
+from llm_envs.report import plot_training_curves, write_report
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.tracking import jsonl_logger, read_metrics
@@ -197,24 +197,23 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> Evaluation:
     return result
 
 
-def report(out: Path, results: dict[str, Evaluation], tokenizer: PreTrainedTokenizerBase, seconds: float) -> None:
-    """Write the plot, the episodes page, the trajectories of the evaluations and the summary."""
+def report(out: Path, results: dict[str, Evaluation], seconds: float) -> None:
+    """Write the plot, the trajectories of the evaluations, the summary and the report."""
     keys = ["reward", "env/success", "env/tool_calls", "entropy"]
     plot_training_curves(read_metrics(out / "metrics.jsonl"), out / "reward.png", keys=keys, title=f"GRPO on {ENV}")
-    samples = {name: list(result.trajectories[:8]) for name, result in results.items()}
-    write_episode_page(out / "episodes.html", samples, title=ENV, decode_token=lambda token: tokenizer.decode([token]))
     summary = {name: {"success": r.success_rate, "interval": list(r.interval), "n": r.n} for name, r in results.items()}
     (out / "summary.json").write_text(json.dumps({"seconds": round(seconds, 1), "test": summary}, indent=2) + "\n")
     for name, result in results.items():
         with TrajectoryWriter(out / "trajectories" / name.replace(" ", "-")) as writer:
             for trajectory in result.trajectories:
                 writer.write(trajectory)
+    write_report([out], out / "report.html", tokenizer=out / "model")
     print(f"\nSuccess on the test split of {ENV}, with 95% intervals:")
     for name, r in results.items():
         print(f"  {name:<16} {r.success_rate:6.1%}   [{r.interval[0]:.1%}, {r.interval[1]:.1%}]   n={r.n}")
     command = os.path.relpath(Path(sys.executable).with_name("llm-envs"))
     print(
-        f"{seconds:.0f} seconds in all. In {out}/: metrics.jsonl, trajectories/, reward.png, episodes.html, model/.\n"
+        f"{seconds:.0f} seconds in all. In {out}/: metrics.jsonl, trajectories/, reward.png, report.html, model/.\n"
         f"Play with it:  {command} play {ENV} --model {out}/model"
     )
 
@@ -281,7 +280,7 @@ def main() -> None:
     finish("after warm-up")
     reinforce(folders["after warm-up"], args.out, use_vllm, args)
     finish("after GRPO")
-    report(args.out, results, tokenizer, time.perf_counter() - start)
+    report(args.out, results, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from gymnasium.error import InvalidAction, NameNotFound, ResetNeeded
 
@@ -38,6 +39,7 @@ __all__ = [
     "UnknownTaskError",
     "WorkerDiedError",
     "did_you_mean",
+    "extra_needed",
     "public_address",
 ]
 
@@ -80,6 +82,19 @@ class TaskCheckError(LLMEnvsError, AssertionError):
 
 class MissingExtraError(LLMEnvsError, ImportError):
     """A package of one of the optional extras is not installed; the message names the extra."""
+
+
+@contextmanager
+def extra_needed(message: str) -> Iterator[None]:
+    """Turn an `ImportError` inside the block into a `MissingExtraError`.
+
+    Args:
+        message: What needs which package, and how to install it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(message) from error
 
 
 class ModelError(LLMEnvsError, ValueError):

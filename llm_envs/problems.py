@@ -20,6 +20,7 @@ __all__ = [
     "canonical_json",
     "check_choice",
     "checked_problem",
+    "is_number",
     "split_of",
 ]
 
@@ -84,6 +85,14 @@ def as_number(value: Any) -> float:
     if not math.isfinite(number):
         raise TypeError("it must be finite")
     return number
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a number that a float can hold. An integer may have hundreds of digits."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def as_flag(value: Any) -> bool:

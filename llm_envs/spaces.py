@@ -114,11 +114,9 @@ class TextSpace(Text):
         return np.int32(ord(char))
 
     def __eq__(self, other: object) -> bool:
-        """Compare by `max_length`."""
         return isinstance(other, TextSpace) and self.max_length == other.max_length
 
     def __repr__(self) -> str:
-        """Return the expression that makes the space."""
         return f"TextSpace({self.max_length})"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -82,11 +82,9 @@ def tiny_tokenizer(
     Returns:
         A fast tokenizer; `<|im_end|>` is its end-of-turn token, `<|endoftext|>` its pad token.
     """
-    try:
+    with extra_needed("tiny_tokenizer needs transformers: pip install 'llm-envs[train]'."):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise MissingExtraError("tiny_tokenizer needs transformers: pip install 'llm-envs[train]'.") from error
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -133,11 +131,9 @@ def tiny_model(
         max_length: Context in tokens.
         seed: Seed of the weights.
     """
-    try:
+    with extra_needed("tiny_model needs torch and transformers: pip install 'llm-envs[train]'."):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as error:
-        raise MissingExtraError("tiny_model needs torch and transformers: pip install 'llm-envs[train]'.") from error
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),

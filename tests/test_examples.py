@@ -42,8 +42,8 @@ def test_demo_leaves_what_it_promises(demo):
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps[:2] == [1, 2]
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
-    page = (out / "episodes.html").read_text()
-    assert "after warm-up" in page and "What is" in page
+    page = (out / "report.html").read_text()
+    assert "after-warm-up" in page and "What is" in page
     assert len(read_trajectories(out / "trajectories" / "after-GRPO")) == 8
     assert len(read_trajectories(out / "grpo" / "trajectories" / "process-0")) == 256
 

@@ -114,14 +114,8 @@ def test_the_wheel_holds_every_module_the_licence_and_the_entry_points(wheel: Pa
     }
     assert packaged == present
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "llm_envs" / "report").rglob("*") if path.suffix in PAGE}
-    assert (
-        {"llm_envs/py.typed", "llm_envs/report/episodes.html", "llm_envs/report/page/main.js"}
-        <= {
-            "llm_envs/py.typed",
-            *pages,
-        }
-        <= set(names)
-    )
+    assert {"llm_envs/report/page/page.html", "llm_envs/report/page/main.js"} <= pages
+    assert {"llm_envs/py.typed", *pages} <= set(names)
     assert any(name.endswith("/LICENSE") for name in names)
     assert "llm-envs = llm_envs.cli.main:main" in entry_points
     assert "llm/Calculator-v0 = llm_envs.tasks.tools.calculator:CalculatorEnv" in entry_points

@@ -164,22 +164,11 @@ class AgentEnv:
         stats: CollectorStats | None = None,
         on_session: Callable[[PolicySession], None] | None = None,
     ) -> Trajectory:
-        """Play one episode to its end: `rollout.play_episode` for an agent.
+        """Play one episode to its end: `rollout.play_episode` for an agent, with the same arguments.
 
-        `RolloutLimits.max_step_s` limits the time between two requests, `max_turns` the requests.
-
-        Args:
-            spec: Which episode.
-            policy: A token policy.
-            codec: Messages to token ids.
-            sampling: How the policy samples; requests cannot change it.
-            limits: The episode's budgets.
-            history: See `EpisodeRecord`.
-            run_seed: See `rollout.play_episode`.
-            gate: Pauses the policy.
-            workers: Processes to run agents in; None runs them in threads.
-            stats: Counts tokens and seconds.
-            on_session: Called with the session before the agent starts.
+        The policy is a token policy; requests cannot change its `sampling`. `RolloutLimits.max_step_s` limits the time
+        between two requests, `max_turns` the requests. Without `workers` the agent runs in a thread. `on_session` is
+        called with the session before the agent starts.
         """
         self.check_play(policy, codec, None, None)
         assert codec is not None

@@ -25,7 +25,7 @@ from typing import Any
 
 from llm_envs.agents.server import Endpoint
 from llm_envs.agents.task import EnvTask, TaskReport
-from llm_envs.errors import LLMEnvsError, MissingExtraError
+from llm_envs.errors import LLMEnvsError, extra_needed
 from llm_envs.processes import ended_with_this_process
 from llm_envs.processes.peer import end_group
 from llm_envs.rollout.workers.runner import Target, make_env
@@ -62,13 +62,11 @@ def create_openai_client(endpoint: Endpoint, *, is_async: bool) -> Any:
     Raises:
         MissingExtraError: If the package is not installed.
     """
-    try:
+    with extra_needed(
+        "the agent's client is of the package openai: pip install 'llm-envs[agents]', or give "
+        "AgentEnv(create_client=...), a function (endpoint) -> client."
+    ):
         import openai
-    except ImportError as error:
-        raise MissingExtraError(
-            "the agent's client is of the package openai: pip install 'llm-envs[agents]', or give "
-            "AgentEnv(create_client=...), a function (endpoint) -> client."
-        ) from error
     common: dict[str, Any] = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "max_retries": 0}
     if is_async:
         return openai.AsyncOpenAI(**common, http_client=openai.DefaultAsyncHttpxClient(trust_env=False))

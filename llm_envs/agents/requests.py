@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import numpy as np
 
 from llm_envs.chat.context import Codec
 from llm_envs.errors import InvalidConfigError, did_you_mean
+from llm_envs.problems import is_number
 from llm_envs.rollout.chat_logs import LogEntry, read_entry
 from llm_envs.rollout.turn import SampledTurn
 from llm_envs.types import FinishReason
@@ -32,7 +32,6 @@ __all__ = [
     "ReturnedReply",
     "chat_answer",
     "chat_chunks",
-    "is_number",
     "read_chat_request",
     "usage_of",
 ]
@@ -297,14 +296,6 @@ def _number(body: Mapping[str, Any], name: str) -> float | int:
     if not is_number(value) or abs(value) > _MAX_NUMBER:
         raise _bad(f"{name} is {value!r:.40}; it must be a number up to {_MAX_NUMBER}.", name)
     return value
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a number that a float can hold. An integer may have hundreds of digits."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

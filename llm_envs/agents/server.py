@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
 from llm_envs.agents.connections import Strangers, counted
-from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, is_number, read_chat_request
+from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import Codec
-from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import BridgeError, InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy
+from llm_envs.problems import is_number
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EpisodeSpec
@@ -232,12 +233,10 @@ class PolicyServer:
             connection.shutdown()
 
     async def __aenter__(self) -> PolicyServer:
-        """Start, and return the server."""
         await self.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Stop."""
         self.stop()
         await asyncio.gather(*self._running, return_exceptions=True)
 
@@ -421,12 +420,10 @@ def _app(server: PolicyServer) -> Starlette:
     Raises:
         MissingExtraError: If starlette or uvicorn is not installed.
     """
-    try:
+    with extra_needed("PolicyServer needs starlette and uvicorn: pip install 'llm-envs[agents]'."):
         import uvicorn  # noqa: F401  # `start` needs it: say so now
         from starlette.applications import Starlette
         from starlette.routing import Route
-    except ImportError as error:
-        raise MissingExtraError("PolicyServer needs starlette and uvicorn: pip install 'llm-envs[agents]'.") from error
 
     routes = []
     for prefix in ("", "/s/{session}"):

@@ -126,7 +126,6 @@ class PolicySession:
     _started: float = field(init=False, default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        """Choose the policy of this episode, and start its clock."""
         if policy_kind(self.policy, self.codec) != "token":
             raise InvalidConfigError(
                 f"{type(self.policy).__name__} takes no token ids, so it cannot answer an agent's requests: give a "

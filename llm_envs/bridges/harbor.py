@@ -270,13 +270,9 @@ def _read_tree(root: Path) -> tuple[dict[str, str], set[str]]:
             elif path.is_dir():
                 folders.add(inner)
             else:
-                files[inner] = _read_file(path)
+                with path.open("rb") as file:
+                    files[inner] = file.read(_MAX_FILE_BYTES).decode("utf-8", errors="replace")
     return files, folders
-
-
-def _read_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(_MAX_FILE_BYTES).decode("utf-8", errors="replace")
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ from llm_envs.agents.requests import RequestError, chat_answer, read_chat_reques
 from llm_envs.agents.session import PolicySession
 from llm_envs.agents.task import EnvTask
 from llm_envs.chat.context import Codec
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy, TokenPolicy
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.workers.runner import EnvMaker
 from llm_envs.sources.source import EpisodeSpec, SeedSource
 from llm_envs.types import Message, RolloutError, SamplingParams, ToolResult
 
-try:
+with extra_needed("the bridge to Inspect needs `inspect-ai`: pip install 'llm-envs[inspect]'."):
     import anyio.to_thread
     from inspect_ai import Task, task
     from inspect_ai.dataset import MemoryDataset, Sample
@@ -47,8 +47,6 @@ try:
     from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
     from inspect_ai.solver import Generate, Solver, TaskState, solver
     from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
-except ImportError as error:
-    raise MissingExtraError("the bridge to Inspect needs `inspect-ai`: pip install 'llm-envs[inspect]'.") from error
 
 __all__ = ["PolicyModel", "episodes", "play_episode", "return_and_success"]
 
@@ -271,7 +269,6 @@ class _Report:
         observed: Sequence[Message],
         final_observation: str | None,
     ) -> None:
-        """Add the reward."""
         self.reward, self.is_success = self.reward + reward, is_success
 
     def refuse_requests(self, is_truncated: bool) -> None:

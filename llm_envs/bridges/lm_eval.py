@@ -14,21 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy, TokenPolicy
+from llm_envs.problems import is_number
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.types import Sampled, SamplingParams
 
-try:
+with extra_needed("lm-evaluation-harness needs `lm-eval`: pip install 'llm-envs[lm-eval]'."):
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
     from lm_eval.tasks import TaskManager
     from transformers import TrainerCallback
-except ImportError as error:
-    raise MissingExtraError("lm-evaluation-harness needs `lm-eval`: pip install 'llm-envs[lm-eval]'.") from error
 
 __all__ = ["HarnessCallback", "PolicyLM", "harness_scores"]
 
@@ -214,8 +213,7 @@ class HarnessCallback(TrainerCallback):
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and "_stderr" not in name and name not in ("sample_len", "sample_count")
+    return is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
 
 
 @contextmanager

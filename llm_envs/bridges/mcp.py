@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.parsers import format_tool_call
 from llm_envs.rollout.workers.runner import close_env
 from llm_envs.sources.mixture import derive_seed
@@ -142,11 +142,9 @@ def serve_stdio(env: gym.Env[Any, Any], name: str, seed: int = 0) -> None:
     Raises:
         MissingExtraError: If the package `mcp` is not installed.
     """
-    try:
+    with extra_needed("an MCP server needs `mcp`: pip install 'llm-envs[bridges]'."):
         import mcp.server.stdio
         from mcp.server.lowlevel import NotificationOptions
-    except ImportError as error:
-        raise MissingExtraError("an MCP server needs `mcp`: pip install 'llm-envs[bridges]'.") from error
     try:
         episodes = McpEpisodes(env, seed)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.chat.context import observed_messages, render_reply
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.types import Message, ToolCall
@@ -127,13 +127,9 @@ def create_nemo_gym_server(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     Raises:
         MissingExtraError: If NeMo Gym is not installed.
     """
-    try:
+    with extra_needed("a server of NeMo Gym needs `nemo-gym` (Python 3.13.14 or later): pip install nemo-gym."):
         from nemo_gym.server_utils import SESSION_ID_KEY
         from resources_servers.gymnasium import GymnasiumServer
-    except ImportError as error:
-        raise MissingExtraError(
-            "a server of NeMo Gym needs `nemo-gym` (Python 3.13.14 or later): pip install nemo-gym."
-        ) from error
 
     class EpisodeServer(GymnasiumServer):
         ray_enabled = False

@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.chat.context import observed_messages
-from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError, ResetNeededError
+from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError, extra_needed
 from llm_envs.policies.vllm.http import check_url
 from llm_envs.problems import as_flag, as_number
 from llm_envs.registration import register_task
@@ -191,10 +191,8 @@ def create_openenv_app(env_id: str, *, max_sessions: int = 64, **kwargs: Any) ->
     Raises:
         MissingExtraError: If `openenv` is not installed.
     """
-    try:
+    with extra_needed("an OpenEnv server needs `openenv`: pip install 'llm-envs[openenv]'."):
         from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
-    except ImportError as error:
-        raise MissingExtraError("an OpenEnv server needs `openenv`: pip install 'llm-envs[openenv]'.") from error
 
     class TextAction(Action):
         message: str
@@ -282,11 +280,9 @@ def _text_action(base_url: str, timeout_s: float) -> Callable[[str], dict[str, A
 
 
 def _import_websockets() -> Any:
-    try:
+    with extra_needed("OpenEnvEnv needs `websockets`: pip install 'llm-envs[openenv]'."):
         import websockets.exceptions
         import websockets.sync.client
-    except ImportError as error:
-        raise MissingExtraError("OpenEnvEnv needs `websockets`: pip install 'llm-envs[openenv]'.") from error
     return websockets
 
 

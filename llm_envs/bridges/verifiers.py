@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_envs.agents.env import AgentEnv
 from llm_envs.agents.server import Endpoint
-from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import BridgeError, InvalidConfigError, extra_needed
 from llm_envs.types import Trajectory
 
 __all__ = ["verifiers_env"]
@@ -84,11 +84,9 @@ def _rows(data: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _import_legacy() -> Any:
-    try:
+    with extra_needed(
+        "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install "
+        "'verifiers<0.4'. For 0.4 there is llm_envs.bridges.verifiers_env.VerifiersEnv."
+    ):
         import verifiers.legacy
-    except ImportError as error:
-        raise MissingExtraError(
-            "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install 'verifiers<0.4'. "
-            "For 0.4 there is llm_envs.bridges.verifiers_env.VerifiersEnv."
-        ) from error
     return verifiers.legacy

@@ -27,7 +27,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError, ResetNeededError
+from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError, extra_needed
 from llm_envs.parsers import parse_reply
 from llm_envs.problems import SPLITS, check_choice, split_of
 from llm_envs.registration import register_task
@@ -35,13 +35,11 @@ from llm_envs.spaces import TextSpace, encodable
 from llm_envs.tools.background_loop import LimitReached, capture, wait
 from llm_envs.types import ToolCall, ToolResult
 
-try:
+with extra_needed("VerifiersEnv needs verifiers 0.4: pip install 'llm-envs[verifiers]'."):
     import verifiers.v1 as vf
     from aiohttp import web
     from verifiers.v1.clients.client import SESSION_ID_HEADER
     from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
-except ImportError as error:
-    raise MissingExtraError("VerifiersEnv needs verifiers 0.4: pip install 'llm-envs[verifiers]'.") from error
 
 __all__ = ["ChatHarness", "VerifiersEnv"]
 

@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.rollout.checks import check_success
 from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import EpisodeSpec, SeedSource
 
-try:
+with extra_needed("a taskset needs `verifiers`: pip install 'llm-envs[verifiers]'."):
     import verifiers.v1 as vf
-except ImportError as error:
-    raise MissingExtraError("a taskset needs `verifiers`: pip install 'llm-envs[verifiers]'.") from error
 
 __all__ = ["EpisodeEnv", "EpisodeTaskset"]
 

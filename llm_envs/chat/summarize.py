@@ -41,7 +41,6 @@ class Summarize:
     """Whether summaries are trained on. If not, their tokens are context: mask 0, without log-probabilities."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in ("history_tokens", "summary_tokens", "n_turns"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -79,7 +79,7 @@ def most_common(values: Sequence[str]) -> str:
 def mask(text: str) -> str:
     """Return a text with one placeholder for all numbers, and one for all names and quoted words."""
     text = _QUOTED.sub("X", text)
-    return " ".join("0" if t[0].isdigit() else "X" if _is_name(t) else t for t in _TOKEN.findall(text))
+    return " ".join("0" if t[0].isdigit() else "X" if t[0].isupper() else t for t in _TOKEN.findall(text))
 
 
 def answer_in(action: str) -> str:
@@ -118,10 +118,6 @@ def learned_replies(lessons: Sequence[Lesson]) -> dict[str, BlindReply]:
         "the answer that belongs to a line of the prompt": same_line,
         "the line that similar problems have instead": _restored_line(lessons),
     }
-
-
-def _is_name(token: str) -> bool:
-    return token[0].isupper()
 
 
 def _restored_line(lessons: Sequence[Lesson]) -> BlindReply:

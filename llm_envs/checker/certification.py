@@ -74,7 +74,6 @@ class Certificate:
         }
 
     def __str__(self) -> str:
-        """Return one line for each finding."""
         marks = {"passed": "ok  ", "failed": "FAIL", "not applicable": "n/a "}
         lines = [f"{marks[found.status]} {found.check}: {found.clause}: {found.detail}" for found in self.findings]
         return "\n".join([self.env, *lines])

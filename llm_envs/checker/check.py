@@ -62,7 +62,6 @@ class CheckReport:
         return tuple(result for result in self.results if not result.passed)
 
     def __str__(self) -> str:
-        """Return one line for each clause."""
         lines = [f"{'ok  ' if result.passed else 'FAIL'} {result.clause}: {result.detail}" for result in self.results]
         return "\n".join([f"{self.env_id} {dict(self.env_kwargs)}", *lines])
 

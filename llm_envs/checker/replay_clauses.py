@@ -149,10 +149,6 @@ def _is_message(task: TextEnv, action: str) -> bool:
     return reply.answer is None and not reply.tool_calls and not reply.problems and len(action.split()) > 1
 
 
-def _with_short_forms(text: str) -> str:
-    return re.sub("|".join(_SHORT_FORMS), lambda found: _SHORT_FORMS[found[0]], text)
-
-
 _SHORT_FORMS = {"What is": "What's", "what is": "what's", "I would": "I'd", "That is": "That's", "do not": "don't"}
 _WORDINGS: dict[str, Callable[[str], str]] = {
     "after a greeting": "Hello! {}".format,
@@ -164,5 +160,5 @@ _WORDINGS: dict[str, Callable[[str], str]] = {
     "without a mark at the end": lambda text: text.rstrip(".?!"),
     "as an indirect question": lambda text: f"I would like to know: {text[:1].lower()}{text[1:]}",
     "with which for what": lambda text: re.sub(r"\b([Ww])hat (?=\w+ (?:would|do|does|is|are)\b)", r"\1hich ", text),
-    "with short forms": _with_short_forms,
+    "with short forms": lambda text: re.sub("|".join(_SHORT_FORMS), lambda found: _SHORT_FORMS[found[0]], text),
 }

@@ -105,7 +105,6 @@ class Settings:
     """Trains a model on the environment; None leaves learnability unexamined."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for name in ("n_episodes", "max_turns", "max_step_s", "max_reset_s", "max_growth_bytes"):
             if not getattr(self, name) > 0:
                 raise InvalidConfigError(f"Settings: {name} is {getattr(self, name)!r}; it must be above 0.")

@@ -16,7 +16,7 @@ import numpy as np
 
 from llm_envs.data.files import replacing
 from llm_envs.data.records import SCHEMA, from_record, to_record
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.parsers import Parser, parse_reply
 from llm_envs.types import Message, Row, ToolCall, Trajectory, TrajectoryGroup
 
@@ -423,8 +423,6 @@ def _features(module: Any, kind: Any = SCHEMA) -> Any:
 
 
 def _datasets() -> Any:
-    try:
+    with extra_needed("trajectories as a dataset need `datasets`: pip install 'llm-envs[train]'."):
         import datasets
-    except ImportError as error:
-        raise MissingExtraError("trajectories as a dataset need `datasets`: pip install 'llm-envs[train]'.") from error
     return datasets

@@ -111,7 +111,10 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(data.get("settings"), dict):
         raise StoreError(f"{path} is damaged: it has no settings. {_SALVAGE}")
     try:
-        shards = {_shard_number(name): _counts(value) for name, value in data.get("shards", {}).items()}
+        shards = {
+            _shard_number(name): (int(value["trajectories"]), int(value["errored"]))
+            for name, value in data.get("shards", {}).items()
+        }
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"{path} is damaged: its list of shards cannot be read ({error!r}). {_SALVAGE}") from error
     return Manifest(data["settings"], shards, data["format"])
@@ -204,10 +207,6 @@ def _shard_number(name: str) -> int:
     if match is None or match[2] is None:
         raise ValueError(f"{name!r} is not the name of a shard")
     return int(match[2])
-
-
-def _counts(value: Any) -> tuple[int, int]:
-    return int(value["trajectories"]), int(value["errored"])
 
 
 def _runs_below(folder: Path) -> str:

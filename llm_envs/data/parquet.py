@@ -21,7 +21,7 @@ import numpy as np
 from llm_envs.data.files import regular, replacing
 from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
 from llm_envs.data.storage import is_remote, reaching
-from llm_envs.errors import MissingExtraError, StoreError
+from llm_envs.errors import StoreError, extra_needed
 from llm_envs.types import Row, Trajectory
 
 __all__ = ["can_compact", "read_shard", "read_shard_keys", "write_shard"]
@@ -254,10 +254,8 @@ def _type(arrow: Any, kind: Any) -> Any:
 
 
 def _arrow() -> Any:
-    try:
+    with extra_needed("Parquet shards need pyarrow: pip install 'llm-envs[train]'."):
         return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError("Parquet shards need pyarrow: pip install 'llm-envs[train]'.") from error
 
 
 def _parquet() -> Any:

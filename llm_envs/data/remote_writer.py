@@ -68,19 +68,12 @@ _GAP = 1000
 
 
 def open_writer(
-    path: str | Path,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    max_log_bytes: int = MAX_LOG_BYTES,
-    upload_every_s: float = UPLOAD_EVERY_S,
+    path: str | Path, *, upload_every_s: float = UPLOAD_EVERY_S, **settings: Any
 ) -> TrajectoryWriter | RemoteWriter:
     """Return the writer for a run's folder, here or on object storage; see `TrajectoryWriter` and `RemoteWriter`."""
     if is_remote(path):
-        return RemoteWriter(
-            path, settings=settings, resume=resume, max_log_bytes=max_log_bytes, upload_every_s=upload_every_s
-        )
-    return TrajectoryWriter(path, settings=settings, resume=resume, max_log_bytes=max_log_bytes)
+        return RemoteWriter(path, upload_every_s=upload_every_s, **settings)
+    return TrajectoryWriter(path, **settings)
 
 
 class RemoteWriter:
@@ -196,11 +189,9 @@ class RemoteWriter:
             self._spool.close()
 
     def __enter__(self) -> RemoteWriter:
-        """Return the writer; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the writer."""
         self.close()
 
     def _begin(self, resume: bool) -> None:
@@ -214,7 +205,8 @@ class RemoteWriter:
         logs, shards = part_numbers(self.path)
         self._next = max([*logs, *shards, *self._manifest.shards], default=-1) + (_GAP if took_over else 1)
         for number in shards - {*self._manifest.shards}:
-            self._remove(shard_name(number))
+            with reaching(self.path), contextlib.suppress(FileNotFoundError):
+                (self.path / shard_name(number)).unlink()
         left = self._spool.logs()
         torn = [remove_torn_line(log) for log in left]
         self.removed = next((line for line in reversed(torn) if line is not None), None)
@@ -269,10 +261,6 @@ class RemoteWriter:
         put(self.path / MANIFEST_NAME, manifest_text(manifest).encode())
         self._manifest = manifest
 
-    def _remove(self, name: str) -> None:
-        with reaching(self.path), contextlib.suppress(FileNotFoundError):
-            (self.path / name).unlink()
-
 
 class _Spool:
     """The logs of one remote run on this machine, and the name of their owner.
@@ -317,11 +305,9 @@ class _Spool:
             self.begin()
 
     def logs(self) -> list[Path]:
-        """Return all logs that have anything, in order."""
         return [log for log in sorted(self.folder.glob("log-*.jsonl")) if log.stat().st_size]
 
     def closed_logs(self) -> Iterator[Path]:
-        """Return the logs to upload."""
         return (log for log in self.logs() if log != self.log.path)
 
     def close(self) -> None:

@@ -49,7 +49,6 @@ class Shard:
     of: int
 
     def __post_init__(self) -> None:
-        """Check the index."""
         if self.of < 1:
             raise InvalidConfigError(f"shard {self.index}/{self.of}: give the number of shards, such as 0/4.")
         if not 0 <= self.index < self.of:
@@ -70,7 +69,6 @@ class Shard:
         return cls(int(index), int(of))
 
     def __str__(self) -> str:
-        """Return "2/4"."""
         return f"{self.index}/{self.of}"
 
     def folder(self, out: str | Path) -> Path:

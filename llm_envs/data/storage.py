@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError, public_address
+from llm_envs.errors import LLMEnvsError, MissingExtraError, StoreError, extra_needed, public_address
 
 __all__ = ["as_path", "exists", "is_remote", "local_path", "names_in", "put", "reaching"]
 
@@ -32,12 +32,8 @@ def as_path(where: str | Path) -> Path:
     """
     if not isinstance(where, str) or not _PROTOCOL.match(where):
         return Path(where) if isinstance(where, str) else where
-    try:
+    with extra_needed(f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."):
         from upath import UPath
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."
-        ) from error
     if re.match(r"[^/]+://[^/@]*:[^/]*@", where):
         raise StoreError(
             f"{public_address(where)}: its address has a password, which errors and stored settings would repeat. "
@@ -77,7 +73,7 @@ def exists(path: Path) -> bool:
     """
     if not is_remote(path):
         return path.exists()
-    remote = _driver(path)
+    remote: Any = path
     try:
         with reaching(path):
             remote.fs.info(remote.path)
@@ -94,7 +90,7 @@ def names_in(folder: Path) -> list[str]:
     """
     if not is_remote(folder):
         return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    remote = _driver(folder)
+    remote: Any = folder
     try:
         with reaching(folder):
             found = remote.fs.ls(remote.path, detail=False, refresh=True)
@@ -116,7 +112,7 @@ def put(path: Path, content: bytes | Path, *, only_new: bool = False) -> None:
         FileExistsError: If it is there already.
         StoreError: If the storage cannot be reached.
     """
-    remote = _driver(path)
+    remote: Any = path
     data = content if isinstance(content, bytes) else content.read_bytes()
     with reaching(path):
         if remote.protocol not in _PUT_WHOLE:
@@ -160,8 +156,3 @@ def reaching(path: str | Path) -> Iterator[None]:
             f"{path} cannot be reached ({type(error).__name__}: {reason}). Check the address, the network and the "
             "credentials of the driver."
         ) from error
-
-
-def _driver(path: Path) -> Any:
-    """Return a remote path as what it is, a `UPath`."""
-    return path

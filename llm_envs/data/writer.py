@@ -168,11 +168,9 @@ class TrajectoryWriter:
                 self._finalizer()
 
     def __enter__(self) -> TrajectoryWriter:
-        """Return the writer; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the writer."""
         self.close()
 
     def _begin(self, resume: bool) -> None:
@@ -363,11 +361,9 @@ class FinishedKeys:
             self._bits[block] = self._bits.get(block, 0) | 1 << bit
 
     def __len__(self) -> int:
-        """Return their number."""
         return sum(bits.bit_count() for bits in self._bits.values())
 
     def __contains__(self, key: Any) -> bool:
-        """Return whether (group_id, member) is among them."""
         block, bit = _block_of(key)
         return bool(self._bits.get(block, 0) >> bit & 1)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.evaluation.results import Problem, Results, TaskResult
+from llm_envs.evaluation.results import Problem, Results, TaskResult, plain
 from llm_envs.evaluation.scores import TaskKey, key_of
 from llm_envs.evaluation.statistics import (
     NOTHING_KNOWN,
@@ -84,7 +84,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types; non-finite numbers become None."""
-        taken: dict[str, Any] = _plain(self)
+        taken: dict[str, Any] = plain(self)
         return taken
 
 
@@ -223,13 +223,3 @@ def _differing(this: Mapping[str, Any], that: Mapping[str, Any]) -> dict[str, tu
     """Return the settings that differ, except those that name the suite's tasks. None means not set."""
     names = [name for name in {**this, **that} if name not in ("eval", "envs") and this.get(name) != that.get(name)]
     return {name: (this.get(name), that.get(name)) for name in names}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Comparison | TaskComparison | Difference):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

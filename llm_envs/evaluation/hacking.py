@@ -82,7 +82,6 @@ class AlarmSettings:
     """Rewards that become 0 and 1 for the gap. Rewards outside are cut to it."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         low, high = self.reward_range
         if not 0 < self.alpha < 1:
             raise InvalidConfigError(f"alpha is {self.alpha}; it must be between 0 and 1.")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llm_envs.evaluation.results import Measure, Results, TaskResult
+from llm_envs.evaluation.results import Measure, Results, TaskResult
 
 __all__ = ["evaluation_metrics"]
 

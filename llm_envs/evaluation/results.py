@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,13 +134,12 @@ class Results:
     """A task's name -> its thresholds, by the names of `suite.Thresholds`; empty without thresholds."""
 
     def __iter__(self) -> Iterator[TaskResult]:
-        """Iterate over the tasks."""
         return iter(self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types; non-finite numbers become None."""
         return {"format": _FORMAT, "version": RESULTS_VERSION} | {
-            item.name: _plain(getattr(self, item.name)) for item in fields(self)
+            item.name: plain(getattr(self, item.name)) for item in fields(self)
         }
 
     def to_json(self) -> str:
@@ -229,13 +228,14 @@ def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     return found
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Measure | Problem | TaskResult):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+def plain(value: Any) -> Any:
+    """Return JSON types; dataclasses become mappings, and non-finite numbers None."""
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -34,7 +34,7 @@ from llm_envs.rollout.collect_run import Show, collect_run, run_settings, watche
 from llm_envs.rollout.collector import Collector
 from llm_envs.sources.source import Envs, group_specs
 from llm_envs.tracking.loggers import Logger
-from llm_envs.types import Trajectory, TrajectoryGroup
+from llm_envs.types import Trajectory
 
 __all__ = [
     "Evaluation",
@@ -80,7 +80,6 @@ class Evaluation:
     trajectories: tuple[Trajectory, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        """Return a readable line."""
         low, high = self.interval
         reasons = " ".join(f"{reason}={count}" for reason, count in self.stop_reasons.items())
         line = (
@@ -164,7 +163,9 @@ def evaluate(
     """
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
     with _collector(envs, policy, n, split, settings) as collector:
-        return _evaluation(collector, collector.collect(n, k), split, confidence)
+        groups = collector.collect(n, k)
+    name = ", ".join(choice.env_id for choice in collector.source.choices) + (f" [{split}]" if split else "")
+    return summarize([t for group in groups for t in group], name=name, confidence=confidence)
 
 
 def evaluate_suite(
@@ -381,10 +382,3 @@ def _collector(envs: Envs, policy: Policy, n: int, split: str | None, settings: 
     for choice in collector.source.choices:
         _check_split(choice.env_id, choice.kwargs, split)
     return collector
-
-
-def _evaluation(
-    collector: Collector, groups: Sequence[TrajectoryGroup], split: str | None, confidence: float
-) -> Evaluation:
-    name = ", ".join(choice.env_id for choice in collector.source.choices) + (f" [{split}]" if split else "")
-    return summarize([t for group in groups for t in group], name=name, confidence=confidence)

@@ -98,7 +98,6 @@ class Suite:
     """Decides the problems."""
 
     def __post_init__(self) -> None:
-        """Check that the entries do not conflict."""
         if not self.entries:
             raise InvalidConfigError("the suite has nothing to evaluate: give at least one environment.")
         for count, what in ((lambda e: e.key, "with the same arguments"), (lambda e: e.label, "under one name")):
@@ -141,7 +140,6 @@ class SuiteSource(SeedSource):
         self._n = [entry.n for entry in suite.entries]
 
     def __len__(self) -> int:
-        """Return the number of groups."""
         return sum(self._n)
 
     def spec(self, index: int) -> EpisodeSpec:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.errors import InvalidConfigError, JudgeError, MissingExtraError, ModelError
+from llm_envs.errors import InvalidConfigError, JudgeError, MissingExtraError, ModelError, extra_needed
 from llm_envs.rewards.words import own_messages
 from llm_envs.types import IdArray, Message, Trajectory
 
@@ -98,10 +98,8 @@ class RewardModel:
             MissingExtraError: If torch or transformers is not installed.
             ModelError: If the model cannot be loaded, or the head does not fit `label`.
         """
-        try:
+        with extra_needed("RewardModel.load needs transformers: pip install 'llm-envs[train]'."):
             from transformers import AutoModelForSequenceClassification
-        except ImportError as error:
-            raise MissingExtraError("RewardModel.load needs transformers: pip install 'llm-envs[train]'.") from error
         from llm_envs.policies.inference.loading import load_model, load_tokenizer
 
         load = loader or AutoModelForSequenceClassification.from_pretrained
@@ -205,10 +203,8 @@ def torch_scorer(model: PreTrainedModel, *, pad_id: int | None = None, label: in
     Raises:
         ModelError: If the head does not fit `label`, or no pad token is known.
     """
-    try:
+    with extra_needed("a reward model needs torch: pip install 'llm-envs[train]'."):
         import torch
-    except ImportError as error:
-        raise MissingExtraError("a reward model needs torch: pip install 'llm-envs[train]'.") from error
     n_labels = int(model.config.num_labels or 0)
     if label is None and n_labels != 1:
         raise ModelError(f"the reward model has {n_labels} outputs: give label=... to take one's probability.")

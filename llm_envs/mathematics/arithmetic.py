@@ -154,6 +154,8 @@ def _apply(name: str, values: list[Number]) -> None:
         values.append(right)
     elif name == "(":
         raise InvalidActionError("a '(' is not closed")
+    elif name in _DIVISIONS and not right:
+        raise InvalidActionError("division by zero")
     else:
         value = _OPERATIONS[name](values.pop(), right)
         if value.__class__ is not int:
@@ -174,24 +176,6 @@ def _too_large() -> NoReturn:
     raise InvalidActionError(f"the result is too large (over {MAX_BITS} bits)")
 
 
-def _divide(left: Number, right: Number) -> Number:
-    if not right:
-        raise InvalidActionError("division by zero")
-    return Fraction(left, right)
-
-
-def _floor_divide(left: Number, right: Number) -> Number:
-    if not right:
-        raise InvalidActionError("division by zero")
-    return left // right
-
-
-def _remainder(left: Number, right: Number) -> Number:
-    if not right:
-        raise InvalidActionError("division by zero")
-    return left % right
-
-
 def _power(base: Number, exponent: Number) -> Number:
     if not isinstance(exponent, int):
         raise InvalidActionError("an exponent must be an integer")
@@ -206,12 +190,13 @@ def _power(base: Number, exponent: Number) -> Number:
     return Fraction(base) ** exponent if exponent < 0 else base**exponent
 
 
+_DIVISIONS = ("/", "//", "%")
 _OPERATIONS: dict[str, Callable[[Number, Number], Number]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": _divide,
-    "//": _floor_divide,
-    "%": _remainder,
+    "/": Fraction,
+    "//": operator.floordiv,
+    "%": operator.mod,
     "**": _power,
 }

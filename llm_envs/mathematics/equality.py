@@ -37,7 +37,6 @@ class MathComparison:
     """Wall-clock time, including any wait for a worker."""
 
     def __bool__(self) -> bool:
-        """Return whether the answer equals the target."""
         return self.verdict == "equal"
 
 
@@ -86,11 +85,9 @@ class MathChecker(BoundedScorer):
         return MathComparison(verdict, reason, time.perf_counter() - started)
 
     def __enter__(self) -> MathChecker:
-        """Return the checker."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the processes."""
         self.close()
 
 

@@ -41,7 +41,6 @@ class Answer:
     """The field's name, with those around it."""
 
     def __getitem__(self, name: str) -> Answer:
-        """Return a field of an object."""
         if not isinstance(self.value, Mapping):
             raise self.wrong("an object")
         return Answer(self.url, self.value.get(name), name if self.field == "the answer" else f"{self.field}.{name}")

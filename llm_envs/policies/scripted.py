@@ -167,7 +167,7 @@ class _HookedInterruptible(_HookedTokenPolicy):
             current = asyncio.current_task()
             if hook not in self._interrupted or (current is not None and current.cancelling()):
                 raise
-            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT)
+            return Sampled.empty(FinishReason.ABORT)
         finally:
             hook.cancel()
             self._interrupted.discard(hook)

@@ -223,7 +223,7 @@ class TransformersPolicy:
         # The thread may start such a request just now. This answer comes first, and its row stops at its first token.
         for request in waiting:
             if request.is_interrupted and not request.answer.done():
-                request.answer.set_result(_nothing(self.weight_version))
+                request.answer.set_result(Sampled.empty(FinishReason.ABORT, self.weight_version))
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Copy `named_parameters` (name, tensor) into the model.
@@ -360,8 +360,3 @@ class TransformersPolicy:
                 f"new turns wait until all turns of a batch have ended, because {running.join_problem}.", stacklevel=2
             )
         return taken
-
-
-def _nothing(weight_version: int) -> Sampled:
-    """Return the empty result of a turn that has not begun."""
-    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)

@@ -43,7 +43,6 @@ class Deadline:
     """The part of it that counts, as of the last `extend`."""
 
     def __post_init__(self) -> None:
-        """Give it the limit."""
         self.given_s = self.limit_s
 
     @property

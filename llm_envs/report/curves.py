@@ -13,6 +13,7 @@ from typing import Any
 from llm_envs.data.files import read_text
 from llm_envs.data.json_files import NO_JSON
 from llm_envs.errors import StoreError
+from llm_envs.problems import is_number
 from llm_envs.tracking.loggers import read_metrics
 
 __all__ = ["Curves", "checkpoints", "read_curves"]
@@ -73,18 +74,9 @@ def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
 def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, Any]], stage: str = "") -> None:
     for record in records:
         step: Any = record.get("step")
-        for key, value in record.items() if _is_number(step) else ():
-            if key not in ("step", "epoch") and _is_number(value):
+        for key, value in record.items() if is_number(step) else ():
+            if key not in ("step", "epoch") and is_number(value):
                 curves.setdefault(f"{stage}{key}", {})[step] = value
-
-
-def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer with hundreds of digits
-        return False
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ from llm_envs.data.folder import read_manifest
 from llm_envs.data.parquet import write_shard
 from llm_envs.data.storage import as_path
 from llm_envs.data.writer import iter_trajectories, n_records
-from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
+from llm_envs.errors import InvalidConfigError, StoreError, extra_needed
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.report.episodes import Names, is_sampled, table_line
 from llm_envs.report.summary import TaskSummary, by_task, settings_text
@@ -58,11 +58,9 @@ def push_to_hub(
         StoreError: If the run cannot be read, or the upload fails.
         MissingExtraError: If huggingface_hub or pyarrow is not installed.
     """
-    try:
+    with extra_needed("the hub needs huggingface_hub: pip install 'llm-envs[train]'."):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
         from huggingface_hub.errors import HFValidationError
-    except ImportError as error:
-        raise MissingExtraError("the hub needs huggingface_hub: pip install 'llm-envs[train]'.") from error
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory(prefix="llm-envs-hub-") as temporary:
         folder = Path(temporary)

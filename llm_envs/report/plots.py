@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
+from llm_envs.problems import is_number
 from llm_envs.tracking.loggers import read_metrics
 
 __all__ = ["plot_training_curves"]
@@ -74,20 +75,14 @@ def running_mean(values: Sequence[float], smoothing: float) -> list[float]:
 
 def _matplotlib() -> tuple[Any, Any]:
     """Import the figure and the Agg canvas, without a window system and without pyplot's global state."""
-    try:
+    with extra_needed("Plots need matplotlib: pip install 'llm-envs[report]'."):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Plots need matplotlib: pip install 'llm-envs[report]'.") from error
     return Figure, FigureCanvasAgg
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(record["step"], record[key]) for record in records if "step" in record and _is_number(record.get(key))]
+    return [(record["step"], record[key]) for record in records if "step" in record and is_number(record.get(key))]
 
 
 def _chosen(records: Sequence[Mapping[str, Any]], keys: Sequence[str] | None) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidActionError, InvalidConfigError, extra_needed
 from llm_envs.parsers import without_unit
 from llm_envs.rewards.words import normal, split_words
 
@@ -240,11 +240,9 @@ def schema_match(text: str, schema: Mapping[str, Any]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _validator(schema_json: str) -> Any:
-    try:
+    with extra_needed("a JSON Schema needs jsonschema: pip install 'llm-envs[tools]'."):
         import jsonschema  # type: ignore[import-untyped]  # it ships no types
         from referencing import Registry
-    except ImportError as error:
-        raise MissingExtraError("a JSON Schema needs jsonschema: pip install 'llm-envs[tools]'.") from error
     schema = json.loads(schema_json)
     validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:

@@ -74,11 +74,14 @@ def create_length_penalty(*, low: int = 0, high: int | None = None, unit: Unit =
 
 
 def _length_penalty(low: int, high: int | None, unit: Unit, trajectory: Trajectory) -> float:
-    n = length_of(trajectory, unit)
+    return _range_penalty(length_of(trajectory, unit), low, high)
+
+
+def _range_penalty(n: int, low: int, high: int | None) -> float:
     if n < low:
         return (n - low) / low
     if high is not None and n > high:
-        return -min(1.0, (n - high) / high)
+        return -min(1.0, (n - high) / max(high, 1))
     return 0.0
 
 
@@ -167,11 +170,7 @@ def create_tool_count_penalty(
 
 def _tool_count_penalty(low: int, high: int | None, tools: frozenset[str] | None, trajectory: Trajectory) -> float:
     n = sum(tools is None or result.name in tools for result in trajectory.tool_results)
-    if n < low:
-        return (n - low) / low
-    if high is not None and n > high:
-        return -min(1.0, (n - high) / max(high, 1))
-    return 0.0
+    return _range_penalty(n, low, high)
 
 
 def create_tool_success() -> RewardFn:

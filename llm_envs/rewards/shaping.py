@@ -109,11 +109,7 @@ def shape(trajectory: Trajectory, shaping_fns: ShapingFns) -> Shaped:
                 "number for each."
             )
         additions[name] = values
-    return Shaped(_task_rewards(trajectory), additions)
-
-
-def _task_rewards(trajectory: Trajectory) -> FloatArray:
-    return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
+    return Shaped(np.array([turn.reward for turn in trajectory.turns], dtype=np.float64), additions)
 
 
 def _named(name: str, function: Callable[..., FloatArray], *arguments: object) -> ShapingFn:

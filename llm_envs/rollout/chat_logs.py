@@ -121,7 +121,8 @@ def from_messages(
     if reward is not None:
         turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
         turns[-1] = replace(turns[-1], reward=reward, components={"reward": reward})
-    untrained = {(t.row, t.span) for t, entry in zip(turns, _assistants(log), strict=True) if not entry.trained}
+    replies = [entry for entry in log if entry.role == "assistant"]
+    untrained = {(t.row, t.span) for t, entry in zip(turns, replies, strict=True) if not entry.trained}
     # (-1, -1) is a turn without tokens: context, or any turn without a codec.
     rows, turns = _without(transcript.rows(), turns, untrained - {(-1, -1)})
     because = {} if scored else {"unscored_because": "the log has no reward"}
@@ -434,10 +435,6 @@ def _first_turn(log: Sequence[LogEntry], context: int) -> int:
         f"{n_messages} messages (context={context}): no assistant message answers another one, so there is nothing to "
         "train on."
     )
-
-
-def _assistants(log: Sequence[LogEntry]) -> list[LogEntry]:
-    return [entry for entry in log if entry.role == "assistant"]
 
 
 def _replay(

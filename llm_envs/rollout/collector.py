@@ -50,7 +50,7 @@ from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.rollout.workers.remote import EnvServers
 from llm_envs.rollout.workers.runner import EnvMaker, check_made
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
-from llm_envs.tracking.rollout_progress import Progress, show_progress
+from llm_envs.tracking.progress import Progress, show_progress
 from llm_envs.tracking.stats import CollectorStats, nothing_passes
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
@@ -341,11 +341,9 @@ class Collector:
             self.stats.is_paused = False
 
     def __enter__(self) -> Collector:
-        """Return the collector; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the collector."""
         self.close()
 
     def _check_envs(self) -> None:

@@ -70,12 +70,7 @@ def create_spread_filter(min_spread: float = 1e-6) -> GroupFilter:
     """
     if not min_spread > 0:
         raise InvalidConfigError(f"min_spread is {min_spread!r}; it must be above 0.")
-
-    def has_spread(group: TrajectoryGroup) -> bool:
-        rewards = [trajectory.reward for trajectory in scored(group)]
-        return len(rewards) > 1 and max(rewards) - min(rewards) >= min_spread
-
-    return has_spread
+    return lambda group: reward_spread(group) >= min_spread
 
 
 def create_min_reward_filter(min_reward: float, *, n_members: int = 1) -> GroupFilter:

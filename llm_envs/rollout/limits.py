@@ -34,7 +34,6 @@ class RolloutLimits:
     the environment is never interrupted by this limit; use `max_step_s`."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for item in fields(self):
             value = getattr(self, item.name)
             if value is None:

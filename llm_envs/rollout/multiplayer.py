@@ -25,16 +25,12 @@ from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.problems import as_number
 from llm_envs.rollout.episode import play_episode, policy_kind
-from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.staleness import weight_version_of
-from llm_envs.rollout.token_transcript import History
 from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, check_reset, check_step, close_env
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EnvFactory, EpisodeSpec, SeedSource
-from llm_envs.tracking.stats import CollectorStats
-from llm_envs.types import RolloutError, SamplingParams, Trajectory
+from llm_envs.types import RolloutError, Trajectory
 
 __all__ = ["MultiplayerEnv", "PastVersions"]
 
@@ -94,28 +90,16 @@ class MultiplayerEnv:
         policy: Policy,
         *,
         codec: Codec | None = None,
-        sampling: SamplingParams | None = None,
-        limits: RolloutLimits | None = None,
-        history: History = "append",
         context_fn: ContextFn | None = None,
-        run_seed: int = 0,
-        gate: PauseGate | None = None,
         workers: WorkerPool | None = None,
-        stats: CollectorStats | None = None,
+        **settings: Any,
     ) -> Trajectory:
         """Play the episode of `spec.seat`, by a game of all seats or from one that is played already.
 
         The arguments are the same as for `rollout.play_episode`.
         """
         self.check_play(policy, codec, context_fn, workers)
-        settings: dict[str, Any] = {
-            "sampling": sampling,
-            "limits": limits,
-            "history": history,
-            "context_fn": context_fn,
-        }
-        settings |= {"run_seed": run_seed, "gate": gate, "stats": stats}
-        played = await self._play_once(spec, policy, codec, settings)
+        played = await self._play_once(spec, policy, codec, {"context_fn": context_fn, **settings})
         return replace(played[spec.seat], group_id=spec.group_id)
 
     async def _play_once(
@@ -124,7 +108,7 @@ class MultiplayerEnv:
         """Return the episodes of all seats of a game; with an opponent, only the spec's seat can be trained."""
         version = weight_version_of(policy)
         problem = json.dumps([dict(spec.env_kwargs), spec.options], sort_keys=True, default=dict)
-        key = (spec.seed, spec.member, version or 0, problem, settings["run_seed"])
+        key = (spec.seed, spec.member, version or 0, problem, settings.get("run_seed", 0))
         # All seats must play the same game, whichever of them begins it: so its seeds leave out their group ids.
         name = f"game-{derive_seed(*key[:4])}"
         if self.opponent is not None:

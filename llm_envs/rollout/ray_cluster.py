@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.rollout.workers.remote import CONNECT_S, split_address
 
 __all__ = ["RayCluster", "needs_of"]
@@ -29,10 +29,8 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        try:
+        with extra_needed("RayCollector needs Ray; install it with: pip install 'llm-envs[ray]'"):
             import ray
-        except ImportError as error:
-            raise MissingExtraError("RayCollector needs Ray; install it with: pip install 'llm-envs[ray]'") from error
         self.ray: Any = ray
         self.can_grow = True
         """Whether nodes may join: not if this process has started the cluster."""
@@ -59,7 +57,6 @@ class RayCluster:
             self.can_grow = False
 
     def __enter__(self) -> RayCluster:
-        """Return the cluster."""
         return self
 
     def __exit__(self, *exception: object) -> None:

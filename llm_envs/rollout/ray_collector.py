@@ -441,7 +441,6 @@ class _Actor:
         return type(policy).__name__
 
     async def follow(self, checkpoint: Any) -> None:
-        """Make the policy follow a checkpoint."""
         assert self._collector is not None, "the caller starts it first"
         policy: Any = self._collector.policy
         policy.follow(checkpoint)

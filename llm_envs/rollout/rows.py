@@ -28,7 +28,6 @@ class RowBuilder:
         self._kept: list[KeptTokens | None] = []  # one per span
 
     def __len__(self) -> int:
-        """Return the number of tokens so far."""
         return self._length
 
     @property

@@ -82,7 +82,6 @@ class TurnSampler:
     """Time since the episode began."""
 
     def __post_init__(self) -> None:
-        """Start the clock."""
         self.clock = Stopwatch(self.gate)
 
     async def sample(self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, turn: int) -> SampledTurn:
@@ -191,7 +190,7 @@ class TurnSampler:
             # turn, as a token limit does: the tokens so far are kept and stepped.
             if not n_tokens:
                 raise
-            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.LENGTH)
+            return Sampled.empty(FinishReason.LENGTH)
         if sampled.finish_reason is FinishReason.CONTEXT_FULL:
             if not n_tokens:
                 raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens leaves no room for a token.")

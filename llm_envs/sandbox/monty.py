@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
+from llm_envs.errors import InvalidConfigError, SandboxError, extra_needed
 from llm_envs.processes import forget_after_fork, processors
 from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
@@ -118,11 +118,9 @@ class MontySandbox:
             helper.close()
 
     def __enter__(self) -> MontySandbox:
-        """Return the sandbox."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every worker."""
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -407,10 +405,6 @@ def _repeatable(seed: int) -> dict[str, Any]:
 
 
 def _load_monty() -> Any:
-    try:
+    with extra_needed("MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"):
         import pydantic_monty
-    except ImportError as error:
-        raise MissingExtraError(
-            "MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"
-        ) from error
     return cast(Any, pydantic_monty)

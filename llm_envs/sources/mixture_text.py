@@ -30,7 +30,7 @@ def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[Env
             left.
     """
     given = [_weighted(text) for text in texts]
-    named = {name for name, _ in given if not _is_pattern(name)}
+    named = {name for name, _ in given if re.search(r"[*?\[]", name) is None}
     choices: dict[str, float] = {}
     for name, weight in given:
         for env_id in [name] if name in named else [found for found in _matching(name) if found not in named]:
@@ -59,10 +59,6 @@ def _weighted(text: str) -> tuple[str, float]:
     if not (weight > 0 and math.isfinite(weight)):
         raise InvalidConfigError(f"{text}: the weight must be a number above 0.")
     return head, weight
-
-
-def _is_pattern(name: str) -> bool:
-    return re.search(r"[*?\[]", name) is not None
 
 
 def _matching(pattern: str) -> list[str]:

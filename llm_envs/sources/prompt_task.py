@@ -58,7 +58,6 @@ class PromptTask:
     _chosen: dict[tuple[str, str | None], Prompts] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the prompts, and check the rest."""
         # The dataclass is frozen, so the loaded prompts replace the given ones in this way.
         object.__setattr__(self, "prompts", load_prompts(self.prompts))
         if self.test_prompts is not None:

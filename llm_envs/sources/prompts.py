@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.sources.mixture import Schedule
 
 __all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl", "read_rows"]
@@ -63,7 +63,6 @@ class Prompts(Sequence[dict[str, Any]]):
         """A hash of all rows in their order."""
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._rows)
 
     @overload
@@ -83,7 +82,6 @@ class Prompts(Sequence[dict[str, Any]]):
         return Prompts([row for row in self if keep(row)], name=self.name)
 
     def __repr__(self) -> str:
-        """Return name, length and fingerprint."""
         return f"Prompts({self.name!r}, {len(self)} rows, {self.fingerprint[:8]})"
 
     def _take(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,10 +317,8 @@ def _read_csv(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
+    with extra_needed("Parquet needs `pyarrow`: pip install 'llm-envs[train]'."):
         pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs `pyarrow`: pip install 'llm-envs[train]'.") from error
     try:
         _refuse_pipes(path)
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()

@@ -52,7 +52,6 @@ class EnvChoice:
         return getattr(self.factory, "n_seats", 1)
 
     def __post_init__(self) -> None:
-        """Check the weight and the problems."""
         if not is_weight(self.weight):
             raise InvalidConfigError(f"{self.env_id}: the weight is {self.weight!r}; it must be above 0, and finite.")
         if self.problems is not None and len(self.problems) == 0:

@@ -32,7 +32,6 @@ class Budget:
     _collected: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the total."""
         if not (isinstance(self.total, int | float) and self.total >= 0):
             raise InvalidConfigError(f"Budget.total is {self.total!r}; it must be a number of at least 0.")
 

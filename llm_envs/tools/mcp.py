@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 import numpy as np
 
-from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, public_address
+from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, extra_needed, public_address
 from llm_envs.tools.background_loop import LimitReached, is_present, wait
 from llm_envs.tools.base import Tool
 from llm_envs.tools.toolset import Toolset
@@ -219,14 +219,12 @@ class McpToolset(Toolset):
                 self._connection = None
 
     def __enter__(self) -> McpToolset:
-        """Reach the server."""
         self.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the connection."""
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,7 +283,6 @@ class _RemoteTool:
         self.name = name
 
     async def __call__(self, **arguments: Any) -> str:
-        """Return the server's answer as text."""
         return await self.toolset.call(self.name, arguments)
 
 
@@ -316,7 +313,6 @@ class _Connection:
             self._loop.call_soon_threadsafe(self._over.set)
 
     async def close(self) -> None:
-        """Close the connection."""
         self.end()
         if self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
@@ -327,7 +323,6 @@ class _Connection:
             self._output.truncate(0)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the server's answer as text."""
         mcp = _import_mcp()
         try:
             result = await self._client.call_tool(name, arguments)
@@ -382,10 +377,8 @@ def _parts(url: str) -> list[str]:
 
 
 def _import_mcp() -> Any:
-    try:
+    with extra_needed("tools of an MCP server need `mcp`: pip install 'llm-envs[bridges]'."):
         import mcp
-    except ImportError as error:
-        raise MissingExtraError("tools of an MCP server need `mcp`: pip install 'llm-envs[bridges]'.") from error
     return mcp
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, NewType, NotRequired, Required, Union
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 
 __all__ = ["Converter", "Mismatch", "describe", "json_default", "quote", "schema_converter", "with_default"]
 
@@ -111,13 +111,9 @@ def schema_converter(schema: Mapping[str, Any], where: str) -> Callable[[Mapping
         MissingExtraError: If `jsonschema` is not installed.
         InvalidConfigError: If the schema is not valid.
     """
-    try:
+    with extra_needed(f"{where}: checking a JSON Schema needs jsonschema: pip install 'llm-envs[bridges]'."):
         import jsonschema  # type: ignore[import-untyped]  # it ships no types
         from referencing import Registry
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{where}: checking a JSON Schema needs jsonschema: pip install 'llm-envs[bridges]'."
-        ) from error
     validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         validator_class.check_schema(schema)
@@ -315,10 +311,6 @@ def _convert_null(value: Any) -> None:
         raise Mismatch("null")
 
 
-def _convert_anything(value: Any) -> Any:
-    return value
-
-
 _SCALARS: dict[Any, tuple[str, Converter]] = {
     str: ("string", _convert_string),
     int: ("integer", _convert_integer),
@@ -326,7 +318,7 @@ _SCALARS: dict[Any, tuple[str, Converter]] = {
     bool: ("boolean", _convert_boolean),
     type(None): ("null", _convert_null),
     None: ("null", _convert_null),
-    Any: ("", _convert_anything),
+    Any: ("", lambda value: value),
 }
 
 

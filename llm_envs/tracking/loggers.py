@@ -8,14 +8,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from llm_envs.data.files import own, read_text, regular, replacing
 from llm_envs.data.json_files import NO_JSON, problem_of
 from llm_envs.errors import StoreError
-
-if TYPE_CHECKING:
-    from llm_envs.types import Trajectory
+from llm_envs.types import Trajectory
 
 __all__ = [
     "Logger",

@@ -16,15 +16,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.stats import CollectorStats
 
 if TYPE_CHECKING:
     from rich.progress import Task
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-    from llm_envs.tracking.stats import CollectorStats
+__all__ = ["Progress", "can_draw", "live_progress", "progress_line", "repeating", "show_progress", "since"]
 
-__all__ = ["can_draw", "live_progress", "progress_line", "repeating", "since"]
+Progress = Callable[[CollectorStats, int], None]
+"""Called after each finished episode with the statistics and the call's total number of episodes."""
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of text; a bar is drawn more often."""
@@ -72,6 +74,25 @@ def live_progress(
     else:
         with _lines(out, line, LINE_EVERY_S if every_s is None else every_s):
             yield
+
+
+@contextmanager
+def show_progress(progress: bool | Progress, stats: CollectorStats, total: int) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each finished episode; print a summary line after a bar.
+
+    Args:
+        progress: True shows a bar on a terminal and nothing elsewhere, False nothing; a function is called itself.
+        stats: Statistics to show.
+        total: Episodes to come.
+    """
+    if callable(progress):
+        yield lambda: progress(stats, total)
+    elif progress and sys.stderr.isatty():
+        with live_progress(stats, total):
+            yield lambda: None
+        print(stats.summary(), file=sys.stderr)
+    else:
+        yield lambda: None
 
 
 def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float) -> str:

@@ -14,15 +14,14 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import Logger, csv_logger, jsonl_logger, visible_text
+from llm_envs.tracking.progress import repeating, since
+from llm_envs.tracking.stats import CollectorStats
 from llm_envs.tracking.trackers import FileTracker, TensorBoard, Tracker, Trackio, WandB
-
-if TYPE_CHECKING:
-    from llm_envs.tracking.stats import CollectorStats
-    from llm_envs.types import Trajectory
+from llm_envs.types import Trajectory
 
 __all__ = [
     "TRACKERS",
@@ -127,11 +126,9 @@ class RunLogger:
                 _warn(tracker.name, error, "what it had not written is lost")
 
     def __enter__(self) -> RunLogger:
-        """Return the logger; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
         self.close()
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
@@ -212,8 +209,6 @@ def log_collection(
         every_s: Seconds between two steps.
         sample: Sample of the played episodes.
     """
-    from llm_envs.tracking.progress import repeating, since
-
     last = -1
 
     def log() -> None:
@@ -223,12 +218,8 @@ def log_collection(
             logger(step, collection_metrics(now, done))
             last = step
 
-    def log_if_any() -> None:
-        if stats.accepted:
-            log()
-
     try:
-        with repeating(log_if_any, every_s, name="llm-envs-tracking"):
+        with repeating(lambda: log() if stats.accepted else None, every_s, name="llm-envs-tracking"):
             yield
     finally:
         log()

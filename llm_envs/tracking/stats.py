@@ -24,13 +24,11 @@ class BusyTime:
         self._n, self._since, self._earlier_s = 0, 0.0, 0.0
 
     def __enter__(self) -> None:
-        """Begin an activity."""
         if not self._n:
             self._since = time.perf_counter()
         self._n += 1
 
     def __exit__(self, *exception: object) -> None:
-        """End it."""
         self._n -= 1
         if not self._n:
             self._earlier_s += time.perf_counter() - self._since

@@ -11,15 +11,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.tracking.loggers import Logger, trajectory_table, visible_text
-
-if TYPE_CHECKING:
-    from llm_envs.types import Trajectory
+from llm_envs.types import Trajectory, inspect_trajectory
 
 __all__ = ["COLUMNS", "AccelerateTracker", "FileTracker", "TensorBoard", "Tracker", "Trackio", "WandB"]
 
@@ -64,19 +62,16 @@ class AccelerateTracker(Tracker):
     """One of accelerate's trackers."""
 
     def __init__(self, module: str, class_name: str) -> None:
-        try:
+        package = module.split(".")[-1]
+        with extra_needed(f"{self.name} needs accelerate and {package}: pip install 'llm-envs[logging]'."):
             importlib.import_module(module)
             from accelerate import PartialState, tracking
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{self.name} needs accelerate and {module.split('.')[-1]}: pip install 'llm-envs[logging]'."
-            ) from error
         PartialState()  # required by accelerate's own logging, which the trackers use
         self._class: Any = getattr(tracking, class_name)
         self._tracker: Any = None
 
     def _start(self, *arguments: Any, **settings: Any) -> None:
-        with _stdout_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr):  # standard output may be JSON for another program
             tracker = self._class(*arguments, **settings)
             tracker.start()
             self._tracker = tracker
@@ -89,7 +84,7 @@ class AccelerateTracker(Tracker):
         """End the tracker's run."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with _stdout_to_stderr():
+            with contextlib.redirect_stdout(sys.stderr):
                 tracker.finish()
 
 
@@ -183,8 +178,6 @@ class Trackio(AccelerateTracker):
 
 def _row(trajectory: Trajectory) -> list[Any]:
     """Return the cells of an episode: JSON types, in the order of `COLUMNS`."""
-    from llm_envs.types import inspect_trajectory
-
     t, words = trajectory, visible_text(inspect_trajectory(trajectory))
     if len(words) > MAX_CHARACTERS:
         words = words[: MAX_CHARACTERS - 1] + "…"
@@ -202,10 +195,3 @@ def _fenced(text: str) -> str:
         longest = max(longest, run)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect a library's output to standard error: standard output may be JSON for another program."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

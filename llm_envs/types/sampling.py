@@ -73,7 +73,6 @@ class SamplingParams:
     """Passed to the backend unchanged."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in ("max_new_tokens", "top_k"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -121,7 +120,6 @@ class KeptTokens:
     """Shape (T,): where the kept tokens of each position end in `ids`."""
 
     def __len__(self) -> int:
-        """Return the number of sampled tokens."""
         return len(self.stops)
 
     def first(self, n_tokens: int) -> KeptTokens:
@@ -163,6 +161,11 @@ class Sampled:
             raise ValueError(f"Sampled: token_ids has the dtype {self.token_ids.dtype}; it must be of whole numbers.")
         if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
             raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
+
+    @classmethod
+    def empty(cls, finish_reason: FinishReason, weight_version: int = 0) -> Sampled:
+        """Return a turn without tokens."""
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.float32), finish_reason, weight_version)
 
     @property
     def version_spans(self) -> tuple[VersionSpan, ...]:

@@ -85,7 +85,6 @@ class Row:
             raise ValueError("Row: the mask is not True exactly inside the spans.")
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.ids)
 
     @property
@@ -281,7 +280,6 @@ class Trajectory:
         return isinstance(other, Trajectory) and self.to_json(timings=False) == other.to_json(timings=False)
 
     def __hash__(self) -> int:
-        """Hash by identity of the episode."""
         return hash((self.env_id, self.group_id, self.member))
 
 
@@ -295,11 +293,9 @@ class TrajectoryGroup:
     trajectories: tuple[Trajectory, ...]
 
     def __len__(self) -> int:
-        """Return the number of trajectories."""
         return len(self.trajectories)
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Iterate over the trajectories."""
         return iter(self.trajectories)
 
     @property

@@ -54,28 +54,23 @@ class _ComposedEnv(gym.Env[str, str]):
 
     @property
     def system_prompt(self) -> str | None:
-        """The system prompt of this episode's environment."""
         prompt: str | None = self._look("system_prompt")
         return prompt
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """JSON Schemas of this episode's tools."""
         return list(self._look("tools"))
 
     @property
     def tool_results(self) -> Any:
-        """Results of the latest turn."""
         return self._look("tool_results")
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The problem in play."""
         return dict(self._look("problem"))
 
     @property
     def max_turns(self) -> int:
-        """Limit on turns of this episode."""
         return int(self._look("max_turns"))
 
     @property
@@ -87,19 +82,15 @@ class _ComposedEnv(gym.Env[str, str]):
         return weights
 
     def oracle(self) -> str:
-        """Return the next right action."""
         return str(self.current.unwrapped.oracle())  # type: ignore[attr-defined]
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take a turn."""
         return self.current.step(action)
 
     def render(self) -> Any:
-        """Return the state as text."""
         return self.current.render()
 
     def close(self) -> None:
-        """Close all parts."""
         for env in self.parts.values():
             env.close()
 

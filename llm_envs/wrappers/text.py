@@ -105,7 +105,10 @@ class StepCost(TextWrapper):
         if not cost > 0:
             raise InvalidConfigError(f"StepCost: cost is {cost!r}; it must be above 0.")
         super().__init__(env, cost=cost, component=component)
-        _new_component(self, component)
+        if component in self.inner("reward_weights"):
+            raise InvalidConfigError(
+                f"StepCost: the task has a reward component {component!r}: choose another component=."
+            )
         self._cost, self._component = float(cost), component
 
     @property
@@ -116,13 +119,8 @@ class StepCost(TextWrapper):
     def step(self, action: str) -> Stepped:
         """Take a turn and subtract its cost."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return (
-            observation,
-            as_number(reward) - self._cost,
-            terminated,
-            truncated,
-            _with_component(info, self._component, 1.0),
-        )
+        info = {**info, "reward_components": {**info["reward_components"], self._component: 1.0}}
+        return observation, as_number(reward) - self._cost, terminated, truncated, info
 
 
 class StripThinking(TextWrapper):
@@ -340,17 +338,6 @@ def changed_observation(observation: str, info: Info, changes: Sequence[Callable
         messages[0]["content"] = changes[0](messages[0]["content"])
         messages[-1]["content"] = changes[1](messages[-1]["content"])
     return "\n".join(message["content"] for message in messages), {**info, "messages": messages}
-
-
-def _with_component(info: Info, component: str, value: float) -> Info:
-    return {**info, "reward_components": {**info["reward_components"], component: value}}
-
-
-def _new_component(wrapper: TextWrapper, component: str) -> None:
-    if component in wrapper.inner("reward_weights"):
-        raise InvalidConfigError(
-            f"{type(wrapper).__name__}: the task has a reward component {component!r}: choose another component=."
-        )
 
 
 def _check_template(template: str | None) -> None:

@@ -3,7 +3,7 @@
 | part | functions |
 |---|---|
 | `loading` | `load_model`, `load_tokenizer`, `context_length`, `eos_token_ids` |
-| `sampling` | `generate`, `batch_generate`, `create_generator` |
+| `sampling` | `generate`, `batch_generate` |
 | `scoring` | `token_logps`, `token_logits` |
 | `conversation` | `conversation_turn`, `aconversation_turn`, `next_prompt_ids`, `parse_thinking`, `create_...` |
 | `text` | `generate_text` |
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
         conversation_turn,
         create_executor,
         create_policy_generator,
-        create_template_fn,
         next_prompt_ids,
         parse_thinking,
     )
     from llm_envs.policies.inference.loading import context_length, eos_token_ids, load_model, load_tokenizer
     from llm_envs.policies.inference.padding import IdArray
-    from llm_envs.policies.inference.sampling import batch_generate, create_generator, generate
+    from llm_envs.policies.inference.sampling import batch_generate, generate
     from llm_envs.policies.inference.scoring import token_logits, token_logps
     from llm_envs.policies.inference.seeds import turn_seed
     from llm_envs.policies.inference.text import generate_text
@@ -46,9 +45,7 @@ __all__ = [
     "context_length",
     "conversation_turn",
     "create_executor",
-    "create_generator",
     "create_policy_generator",
-    "create_template_fn",
     "eos_token_ids",
     "generate",
     "generate_text",
@@ -71,9 +68,7 @@ _LAZY = {
     "context_length": "loading",
     "conversation_turn": "conversation",
     "create_executor": "conversation",
-    "create_generator": "sampling",
     "create_policy_generator": "conversation",
-    "create_template_fn": "conversation",
     "eos_token_ids": "loading",
     "generate": "sampling",
     "generate_text": "text",

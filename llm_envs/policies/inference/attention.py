@@ -7,12 +7,10 @@ torch 2.11 (pytorch/pytorch issues 191937, 191984 and 192138). Gemma 3 270 M and
 
 from __future__ import annotations
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 
-try:
+with extra_needed("attention needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("attention needs torch: pip install 'llm-envs[train]'.") from error
 
 __all__ = ["copy_single_heads"]
 

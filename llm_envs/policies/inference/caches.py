@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.types import IdArray
 
-try:
+with extra_needed("a key-value cache needs torch: pip install 'llm-envs[train]'."):
     import torch
     from transformers.cache_utils import DynamicCache, DynamicLayer
-except ImportError as error:
-    raise MissingExtraError("a key-value cache needs torch: pip install 'llm-envs[train]'.") from error
 
 __all__ = [
     "Prefix",
@@ -147,7 +145,6 @@ class Prefix:
     """Memory of the keys and values."""
 
     def __post_init__(self) -> None:
-        """Count the bytes."""
         n_bytes = sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
         object.__setattr__(self, "n_bytes", n_bytes)
 

@@ -25,8 +25,6 @@ from llm_envs.tools.toolset import Toolset, as_tools
 from llm_envs.types import FinishReason, IdArray, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from llm_envs.chat.codec import ChatCodec
 
 __all__ = [
@@ -37,7 +35,6 @@ __all__ = [
     "conversation_turn",
     "create_executor",
     "create_policy_generator",
-    "create_template_fn",
     "next_prompt_ids",
     "parse_thinking",
 ]
@@ -78,7 +75,7 @@ class ConversationTurn:
         return tuple(_tool_message(call, result) for call, result in zip(calls, self.tool_results, strict=True))
 
 
-def conversation_turn(
+async def aconversation_turn(
     messages: Sequence[Message],
     generate_fn: GenerateFn,
     *,
@@ -98,55 +95,62 @@ def conversation_turn(
 
     Args:
         messages: The conversation so far; the last message must not be the assistant's.
-        generate_fn: Samples the turn (`create_generator(model)`, `create_policy_generator(policy)`, or any other). An
-            asynchronous one is run to its end here, so no event loop may be running in this thread.
+        generate_fn: Samples the turn: `functools.partial(generate, model)`, `create_policy_generator(policy)`, or any
+            other. A synchronous one blocks the event loop.
         template_fn: Messages and schemas to ids: `ChatCodec(tokenizer).encode_prompt`, or another.
         decode_fn: Sampled ids to text: `ChatCodec(tokenizer).decode_reply`, or another.
         tools: Tools, typed functions or toolsets, or bare JSON Schemas if you pass an executor. The model sees all of
             them.
         parser: Parses the text.
-        executor: Executes the calls; None takes `create_executor` with the tools. A string among its results is the
+        executor: Executes the calls, in the loop's thread; awaited if it is asynchronous. None runs the tools by
+            `tools.executor.arun_calls`, so that a slow one does not block the loop. A string among its results is the
             output of a call that succeeded.
         params: How to sample.
         prompt_ids: The prompt, instead of the template's rendering (`next_prompt_ids`). Shape (T,).
 
     Raises:
-        InvalidConfigError: If the executor does not return one result for each call, one of `tools` is invalid, or a
-            function is asynchronous while an event loop is running (use `aconversation_turn` then).
+        InvalidConfigError: If the executor does not return one result for each call, or one of `tools` is invalid.
     """
-    tools = _listed(tools)
-    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
-    sampled = _wait_for(generate_fn(prompt, params))
-    text, reply, calls = _read(sampled, decode_fn, parser)
-    results = _wait_for((executor or create_executor(tools))(calls)) if calls else ()
-    return _finish(messages, prompt, sampled, text, reply, calls, results)
-
-
-async def aconversation_turn(
-    messages: Sequence[Message],
-    generate_fn: GenerateFn,
-    *,
-    template_fn: TemplateFn,
-    decode_fn: Callable[[IdArray], str],
-    tools: Sequence[ToolLike] = (),
-    parser: Callable[[str], ParsedReply] = parse_reply,
-    executor: Executor | None = None,
-    params: SamplingParams | None = None,
-    prompt_ids: IdArray | None = None,
-) -> ConversationTurn:
-    """Sample one assistant turn and execute its tool calls: `conversation_turn` for asynchronous code.
-
-    Without an executor, `tools.executor.arun_calls` runs the tools, so a slow tool does not block the loop. A given
-    executor is called in the loop's thread, and awaited if it is asynchronous. A synchronous generator blocks the loop.
-    """
-    tools = _listed(tools)
-    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
-    sampled = await _settle(generate_fn(prompt, params))
-    text, reply, calls = _read(sampled, decode_fn, parser)
-    results: Sequence[ToolResult | str] = ()
+    listed = _listed(tools)
+    if prompt_ids is None:
+        if not messages:
+            raise InvalidConfigError("messages is empty: a conversation begins with a system or user message.")
+        prompt_ids = template_fn(messages, [tool.schema if isinstance(tool, Tool) else tool for tool in listed])
+    sampled = await _settle(generate_fn(prompt_ids, params or SamplingParams()))
+    text = decode_fn(sampled.token_ids) if len(sampled.token_ids) else ""
+    reply = parser(text)
+    calls = () if sampled.finish_reason is FinishReason.ABORT else reply.tool_calls
+    given: Sequence[ToolResult | str] = ()
     if calls:
-        results = await _settle(executor(calls) if executor else arun_calls(_by_name(tools), calls))
-    return _finish(messages, prompt, sampled, text, reply, calls, results)
+        given = await _settle(executor(calls) if executor else arun_calls(_by_name(listed), calls))
+    results = tuple(as_results(calls, given))
+    replies = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
+    answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
+    return ConversationTurn((*messages, *replies, *answers), text, reply, results, prompt_ids, sampled)
+
+
+def conversation_turn(messages: Sequence[Message], generate_fn: GenerateFn, **settings: Any) -> ConversationTurn:
+    """Sample one assistant turn and execute its tool calls: `aconversation_turn` for synchronous code.
+
+    Without an executor, `create_executor` runs the tools in the calling thread.
+
+    Raises:
+        InvalidConfigError: As for `aconversation_turn`; also if a function is asynchronous while an event loop is
+            running in this thread.
+    """
+    settings["executor"] = settings.get("executor") or create_executor(settings.get("tools", ()))
+    turn = aconversation_turn(messages, generate_fn, **settings)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(turn)
+    try:
+        turn.send(None)  # without asynchronous functions it runs to its end
+    except StopIteration as done:
+        result: ConversationTurn = done.value
+        return result
+    turn.close()
+    raise InvalidConfigError("an event loop is running: await aconversation_turn(...) instead of conversation_turn.")
 
 
 def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *, codec: ChatCodec) -> IdArray:
@@ -171,24 +175,6 @@ def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *,
         raise InvalidConfigError("no message follows the turn: it called no tool, and messages is empty.")
     delta = codec.encode_delta(following, reply_ids=turn.sampled.token_ids)
     return np.concatenate([turn.prompt_ids, turn.sampled.token_ids, delta]).astype(np.int32)
-
-
-def create_template_fn(
-    tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, **template_kwargs: Any
-) -> TemplateFn:
-    """Return the template function of a tokenizer's chat template.
-
-    Args:
-        tokenizer: A tokenizer with a chat template.
-        thinking: Whether the template asks for thinking; None keeps its default.
-        **template_kwargs: Further settings for the template (`reasoning_effort`, ...).
-
-    Raises:
-        ModelError: If the tokenizer has no usable chat template.
-    """
-    from llm_envs.chat.codec import ChatCodec
-
-    return ChatCodec(tokenizer, thinking=thinking, template_kwargs=template_kwargs).encode_prompt
 
 
 def create_executor(
@@ -221,7 +207,7 @@ def create_policy_generator(
         try:
             return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session=session)
         except ContextFullError:
-            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.CONTEXT_FULL)
+            return Sampled.empty(FinishReason.CONTEXT_FULL)
 
     return generate_fn
 
@@ -275,61 +261,9 @@ def _by_name(tools: Sequence[Tool | Mapping[str, Any]]) -> dict[str, Tool]:
     return {tool.name: tool for tool in tools if isinstance(tool, Tool)}
 
 
-def _prepare(
-    messages: Sequence[Message],
-    template_fn: TemplateFn,
-    tools: Sequence[Tool | Mapping[str, Any]],
-    prompt_ids: IdArray | None,
-) -> IdArray:
-    """Return the prompt of the turn."""
-    if prompt_ids is not None:
-        return prompt_ids
-    if not messages:
-        raise InvalidConfigError("messages is empty: a conversation begins with a system or user message.")
-    return template_fn(messages, [tool.schema if isinstance(tool, Tool) else tool for tool in tools])
-
-
-def _read(
-    sampled: Sampled, decode_fn: Callable[[IdArray], str], parser: Callable[[str], ParsedReply]
-) -> tuple[str, ParsedReply, tuple[ToolCall, ...]]:
-    """Return the text, the parsed text, and the calls to execute."""
-    text = decode_fn(sampled.token_ids) if len(sampled.token_ids) else ""
-    reply = parser(text)
-    return text, reply, () if sampled.finish_reason is FinishReason.ABORT else reply.tool_calls
-
-
-def _finish(
-    messages: Sequence[Message],
-    prompt_ids: IdArray,
-    sampled: Sampled,
-    text: str,
-    reply: ParsedReply,
-    calls: Sequence[ToolCall],
-    given: Sequence[ToolResult | str],
-) -> ConversationTurn:
-    """Put the turn together."""
-    results = as_results(calls, given)
-    replies = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
-    answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
-    return ConversationTurn((*messages, *replies, *answers), text, reply, tuple(results), prompt_ids, sampled)
-
-
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return Message("tool", result.output, tool_call_id=call.id, metadata={"name": call.name})
 
 
 async def _settle(value: T | Awaitable[T]) -> T:
     return await value if inspect.isawaitable(value) else value
-
-
-def _wait_for(value: T | Awaitable[T]) -> T:
-    """Return a value, or the outcome of an awaitable, from synchronous code."""
-    if not inspect.isawaitable(value):
-        return value
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_settle(value))
-    if inspect.iscoroutine(value):
-        value.close()
-    raise InvalidConfigError("an event loop is running: await aconversation_turn(...) instead of conversation_turn.")

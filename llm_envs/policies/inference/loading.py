@@ -9,13 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import cpu_dtype
 
-try:
+with extra_needed("loading a model needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("loading a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -114,7 +112,9 @@ def load_model(
     if attention is not None:
         settings["attn_implementation"] = attention
     if load_in_8bit:
-        settings |= _quantization_settings()
+        from transformers import BitsAndBytesConfig
+
+        settings["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
         device_map = {"": device} if device is not None else device_map  # quantised weights cannot be moved afterwards
     if device_map is not None:
         settings["device_map"] = device_map
@@ -149,12 +149,6 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return ()
 
 
-def _quantization_settings() -> dict[str, Any]:
-    from transformers import BitsAndBytesConfig
-
-    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-
-
 def _tensor_parallel_settings(n: int) -> dict[str, Any]:
     """Return the tensor-parallel setting: an object in newer versions of transformers, `tp_plan` in older ones."""
     from transformers.distributed import DistributedConfig
@@ -167,10 +161,8 @@ def _tensor_parallel_settings(n: int) -> dict[str, Any]:
 
 
 def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> Any:
-    try:
+    with extra_needed("a LoRA adapter needs peft: pip install 'llm-envs[train]'."):
         from peft import PeftModel
-    except ImportError as error:
-        raise MissingExtraError("a LoRA adapter needs peft: pip install 'llm-envs[train]'.") from error
 
     def load(name: str) -> Any:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.caches import (
     Prefix,
@@ -25,10 +25,8 @@ from llm_envs.policies.inference.caches import (
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.types import IdArray
 
-try:
+with extra_needed("a batch for a model needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("a batch for a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,12 +9,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from llm_envs.errors import MissingExtraError, ModelError
+from llm_envs.errors import ModelError, extra_needed
 
-try:
+with extra_needed("positions of tokens need torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("positions of tokens need torch: pip install 'llm-envs[train]'.") from error
 
 __all__ = ["accepts_positions", "check_positions", "pass_positions", "position_ids", "position_problem"]
 

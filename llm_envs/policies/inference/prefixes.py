@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.policies.inference.caches import Prefix
 from llm_envs.policies.inference.padding import PaddedBatch
 from llm_envs.types import IdArray
 
-try:
+with extra_needed("a cache of prefixes needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("a cache of prefixes needs torch: pip install 'llm-envs[train]'.") from error
 
 __all__ = ["PrefixCache", "depends_on_length"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.inference.loading import context_length, eos_token_ids
 from llm_envs.policies.inference.padding import IdArray, PaddedBatch, check_token_ids
 from llm_envs.policies.inference.positions import check_positions
@@ -24,10 +24,8 @@ from llm_envs.policies.inference.prefixes import PrefixCache
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams
 
-try:
+with extra_needed("sampling from a model needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("sampling from a model needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +34,6 @@ __all__ = [
     "RunningBatch",
     "Turn",
     "batch_generate",
-    "create_generator",
     "generate",
     "has_filters",
     "logits_processor",
@@ -84,26 +81,6 @@ def generate(
         detokenize=detokenize,
     )
     return sampled[0]
-
-
-def create_generator(
-    model: PreTrainedModel,
-    *,
-    stop_token_ids: Sequence[int] | None = None,
-    detokenize: Callable[[list[int]], str] | None = None,
-) -> Callable[[IdArray, SamplingParams], Sampled]:
-    """Return `generate` of one model as a function of prompt and parameters: a `conversation.GenerateFn`.
-
-    Args:
-        model: A causal language model in eval mode.
-        stop_token_ids: Ids that end a turn (`ChatCodec.stop_token_ids`); None takes the model's own.
-        detokenize: Ids to text; required for stop strings.
-    """
-
-    def generate_fn(prompt_ids: IdArray, params: SamplingParams) -> Sampled:
-        return generate(model, prompt_ids, params, stop_token_ids=stop_token_ids, detokenize=detokenize)
-
-    return generate_fn
 
 
 @torch.no_grad()

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import ContextFullError, InvalidConfigError, extra_needed
 from llm_envs.policies.inference.loading import context_length
 from llm_envs.policies.inference.padding import IdArray, PaddedBatch, check_token_ids
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.policies.inference.sampling import logits_processor
 from llm_envs.types import SamplingParams
 
-try:
+with extra_needed("scoring tokens needs torch: pip install 'llm-envs[train]'."):
     import torch
-except ImportError as error:
-    raise MissingExtraError("scoring tokens needs torch: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

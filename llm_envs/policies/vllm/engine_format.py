@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.policies.base import refuse_keep_mask
+from llm_envs.policies.vllm.formats import finish_reason
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
     import vllm
 
-__all__ = ["nothing", "sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
+__all__ = ["sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
 
 # vLLM reads a request's seed as a signed 64-bit number.
 _SEED_BITS = 63
@@ -62,14 +63,9 @@ def to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
     return Sampled(
         token_ids=np.array(ids, dtype=np.int32),
         logps=np.array(found.logprobs, dtype=np.float32),
-        finish_reason=_finish_reason(output),
+        finish_reason=finish_reason(output.finish_reason, output.stop_reason),
         weight_version=weight_version,
     )
-
-
-def nothing(weight_version: int) -> Sampled:
-    """Return a turn that was interrupted before its first token."""
-    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)
 
 
 def sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
@@ -85,9 +81,11 @@ def sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled
         (internal_id,) = processor.external_req_ids[request_id]
         state = processor.request_states[internal_id]
         output = state.make_request_output([], None, Reason.ABORT, None)
-        return to_sampled(output, weight_version) if output.outputs[0].token_ids else nothing(weight_version)
+        if output.outputs[0].token_ids:
+            return to_sampled(output, weight_version)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return nothing(weight_version)
+        pass
+    return Sampled.empty(FinishReason.ABORT, weight_version)
 
 
 def to_logps(
@@ -111,11 +109,3 @@ def to_logps(
             given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
         out[place] = given
     return out
-
-
-def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:
-    if output.finish_reason == "length":
-        return FinishReason.LENGTH
-    if output.finish_reason == "stop":
-        return FinishReason.STOP_STRING if isinstance(output.stop_reason, str) else FinishReason.STOP
-    return FinishReason.ABORT

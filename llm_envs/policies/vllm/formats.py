@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from llm_envs.policies.answers import Answer
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
-__all__ = ["EXTENSION", "SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat"]
+__all__ = ["EXTENSION", "SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat", "finish_reason"]
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs"
 """The command for a server whose samples can be trained on; `{model}` is the model."""
@@ -53,31 +53,13 @@ class TurnRequest:
         return fields | ({"stop": list(self.params.stop_strings)} if self.params.stop_strings else {})
 
 
-class ServerFormat(Protocol):
-    """The JSON format of one kind of server."""
-
-    sample_path: str
-
-    def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
-        """Return the JSON of a request for one turn; `salt` separates the prefix caches of different weights."""
-        ...
-
-    def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
-
-        Raises:
-            ModelError: If a field breaks the format. The message has its name.
-        """
-        ...
-
-
 class VLLMFormat:
     """`vllm serve`: its completions endpoint takes token ids and returns them."""
 
     sample_path = "/v1/completions"
 
     def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
-        """Return the JSON of a request."""
+        """Return the JSON of a request for one turn; `salt` separates the prefix caches of different weights."""
         params = turn.params
         body: dict[str, Any] = turn.common() | {
             "model": model,
@@ -94,13 +76,17 @@ class VLLMFormat:
         return body | ({"cache_salt": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn."""
+        """Return the turn in a server's answer; `n_vocabulary` is the number of the model's ids, if that is known.
+
+        Raises:
+            ModelError: If a field breaks the format. The message has its name.
+        """
         choice = answer["choices"].items()[0]
         if not choice["token_ids"]:
             raise choice["token_ids"].wrong("there: vLLM has `return_token_ids` from version 0.10.2 on")
-        reason = _finish_reason(choice["finish_reason"], choice["stop_reason"])
+        reason = finish_reason(_name(choice["finish_reason"]), choice["stop_reason"].value)
         if reason is FinishReason.ABORT:
-            return _sampled([], [], reason, weight_version)
+            return Sampled.empty(reason, weight_version)
         ids = choice["token_ids"].ids(n_vocabulary)
         return _sampled(ids, choice["logprobs"]["token_logprobs"].logps(len(ids)), reason, weight_version)
 
@@ -130,12 +116,12 @@ class SGLangFormat:
         return body | ({"extra_key": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Answer, weight_version: int, n_vocabulary: int | None = None) -> Sampled:
-        """Return the turn."""
+        """Return the turn; see `VLLMFormat.sampled`."""
         meta = answer["meta_info"]
         finish = meta["finish_reason"]
-        reason = _finish_reason(finish["type"], finish["matched"]) if finish else FinishReason.ABORT
+        reason = finish_reason(_name(finish["type"]), finish["matched"].value) if finish else FinishReason.ABORT
         if reason is FinishReason.ABORT:
-            return _sampled([], [], reason, weight_version)
+            return Sampled.empty(reason, weight_version)
         listed = meta["output_token_logprobs"]
         pairs = [entry.items(least=2) for entry in listed.items()]
         ids = Answer(answer.url, [one.value for _, one, *_ in pairs], f"{listed.field}: ids").ids(n_vocabulary)
@@ -143,14 +129,26 @@ class SGLangFormat:
         return _sampled(ids, logps, reason, weight_version)
 
 
+ServerFormat = VLLMFormat | SGLangFormat
+
+
 def _sampled(ids: Sequence[int], logps: Sequence[float], reason: FinishReason, weight_version: int) -> Sampled:
     return Sampled(np.array(ids, dtype=np.int32), np.array(logps, dtype=np.float32), reason, weight_version)
 
 
-def _finish_reason(reason: Answer, stopped_at: Answer) -> FinishReason:
-    name = reason.text() if reason else "abort"
+def _name(reason: Answer) -> str | None:
+    return reason.text() if reason else None
+
+
+def finish_reason(name: str | None, stopped_at: int | str | None) -> FinishReason:
+    """Return why a turn ended.
+
+    Args:
+        name: The server's or the engine's word for it.
+        stopped_at: The stop string, or the id of the token, that ended it.
+    """
     if name == "length":
         return FinishReason.LENGTH
     if name == "stop":
-        return FinishReason.STOP_STRING if isinstance(stopped_at.value, str) else FinishReason.STOP
+        return FinishReason.STOP_STRING if isinstance(stopped_at, str) else FinishReason.STOP
     return FinishReason.ABORT

@@ -9,14 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from llm_envs.errors import (
-    BridgeError,
-    ContextFullError,
-    InvalidConfigError,
-    MissingExtraError,
-    ModelError,
-    public_address,
-)
+from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError, extra_needed, public_address
 from llm_envs.policies.answers import Answer, read_json
 from llm_envs.policies.vllm.routing import Verdict, judge, retry_after_s
 
@@ -60,10 +53,8 @@ def import_httpx() -> Any:
     Raises:
         MissingExtraError: If it is not installed.
     """
-    try:
+    with extra_needed("policies on servers need httpx2: pip install 'llm-envs[train]'."):
         import httpx2
-    except ImportError as error:
-        raise MissingExtraError("policies on servers need httpx2: pip install 'llm-envs[train]'.") from error
     return httpx2
 
 

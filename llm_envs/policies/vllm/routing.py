@@ -77,7 +77,6 @@ class Backoff:
     """Random share of a wait: with 0.5, half to all of it."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         if not (0 <= self.first_s <= self.max_s and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise InvalidConfigError(f"{self!r}: needs 0 <= first_s <= max_s, factor >= 1 and 0 <= jitter <= 1.")
 
@@ -151,7 +150,6 @@ class Router:
     cooldown: Backoff = field(default_factory=lambda: Backoff(first_s=1.0, max_s=15.0, jitter=0.0))
 
     def __post_init__(self) -> None:
-        """Make the accounts."""
         if self.n_endpoints < 1:
             raise InvalidConfigError("the list of endpoints is empty: give at least one URL.")
         self._endpoints = [_Endpoint() for _ in range(self.n_endpoints)]

@@ -270,11 +270,9 @@ class _Requests:
         self._all("init_weight_transfer_engine", [{"init_info": init_info | {"rank_offset": rank}} for rank in ranks])
 
     def start_weight_update(self) -> None:
-        """Begin an update."""
         self._all("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Make the workers receive the tensors."""
         self._all("update_weights", [{"update_info": update_info}] * len(self.urls))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -103,7 +103,6 @@ class WorkerExtension:
 
 
 def _delta(delta: dict[str, str]) -> bytes:
-    """Return the bytes of a delta."""
     if "path" in delta:
         data = Path(delta["path"]).read_bytes()
     elif "data" in delta:

@@ -57,7 +57,6 @@ class _Host:
         self.targets[key] = target
 
     def make(self, key: int, pickled_kwargs: bytes) -> None:
-        """Make the environment."""
         self.env = call(make_env, self.targets[key], pickle.loads(pickled_kwargs))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, ...]:
@@ -78,11 +77,9 @@ class _Host:
         return ("method", None) if callable(value) else ("value", value)
 
     def ask(self, name: str, is_base: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a method of the environment."""
         return call(self._attribute(name, is_base), *args, **kwargs)
 
     def close(self) -> None:
-        """Close the environment, ignoring errors."""
         env, self.env = self.env, None
         with contextlib.suppress(BaseException):
             if env is not None:

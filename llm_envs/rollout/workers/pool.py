@@ -79,7 +79,7 @@ class WorkerPool:
         self._targets: dict[int, tuple[int, bytes, Target]] = {}
         """By the target's address: its key, its pickle, and the target itself, so that its address stays unique."""
         self._n_keys = 0
-        self._finalizer = weakref.finalize(self, _close, self._state)
+        self._finalizer = weakref.finalize(self, self._state.close)
         forget_after_fork(self)
 
     @property
@@ -135,11 +135,9 @@ class WorkerPool:
         return WorkerPool(self.n_workers, self._servers)
 
     def __enter__(self) -> WorkerPool:
-        """Return the pool; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the pool."""
         self.close()
 
     def _add_worker(self) -> Channel:
@@ -384,7 +382,6 @@ class _State:
         self._is_closed = False
 
     async def take(self) -> None:
-        """Wait for a place."""
         with self._lock:
             self._check_open()
             if self._take_free():
@@ -411,7 +408,6 @@ class _State:
             return self._idle.popleft() if self._idle else None
 
     def add(self, worker: Channel) -> None:
-        """Register a new process."""
         with self._lock:
             self._workers.add(worker)
             if self._is_closed:  # in another thread, while the process was being started
@@ -419,7 +415,6 @@ class _State:
         self._reap_killed()
 
     def drop(self, worker: Channel) -> None:
-        """Unregister a killed process."""
         with self._lock:
             self._dying.append(worker)
         self._reap_killed()
@@ -437,7 +432,6 @@ class _State:
         self._reap_killed()
 
     def close(self) -> None:
-        """End everything."""
         with self._lock:
             self._is_closed = True
             idle, workers = list(self._idle), list(self._workers)
@@ -517,7 +511,3 @@ def _value(reply: Reply) -> Any:
     if status == "error":
         raise revive(*value)
     return value
-
-
-def _close(state: _State) -> None:
-    state.close()

@@ -110,7 +110,6 @@ class WorkerProcess(Channel):
         return has_ended(self._peer.process)
 
     def _ending(self) -> str:
-        """Describe how the process ended."""
         deadline = time.monotonic() + _ENDING_S
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(0.002)

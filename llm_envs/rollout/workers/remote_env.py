@@ -84,7 +84,6 @@ class RemoteEnv(gym.Env[str, str]):
         return self.get_wrapper_attr(name) if not self._is_base else self._look(name)
 
     def __str__(self) -> str:
-        """Return a short description."""
         return "<RemoteEnv: an environment in a worker process>"
 
     __repr__ = __str__

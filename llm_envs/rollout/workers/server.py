@@ -54,7 +54,8 @@ class EnvServer:
             )
         self.n_workers, self._token = n_workers, token
         try:
-            self._listener = socket.create_server((host, port), family=_family(host), backlog=128)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as error:
             raise InvalidConfigError(f"{host}:{port} cannot be listened on: {error}.") from error
         self._lock = threading.Lock()
@@ -120,7 +121,6 @@ class EnvServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the server."""
         self.close()
 
     def _accept(self) -> None:
@@ -198,7 +198,3 @@ class EnvServer:
         _LOG.info("the worker of %s has ended (%s).", peer, worker.process.returncode)
         with self._lock:
             self._n_begun -= 1
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

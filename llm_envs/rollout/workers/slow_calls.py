@@ -53,7 +53,6 @@ class _Watcher:
         _running.clear()
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
         with self._lock:
             if not self._is_alive:
                 self._is_alive = True

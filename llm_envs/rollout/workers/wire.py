@@ -70,17 +70,14 @@ class Foreign:
         self.text, self.number, self.truth = text, number, truth
 
     def __repr__(self) -> str:
-        """Return the object's repr in the worker."""
         return self.text
 
     def __float__(self) -> float:
-        """Return the object as a number."""
         if self.number is None:
             raise TypeError(f"{self.text:.80} is not a number")
         return self.number
 
     def __bool__(self) -> bool:
-        """Return whether the object is true."""
         if self.truth is None:
             raise ValueError(f"{self.text:.80} is neither true nor false")
         return self.truth
@@ -104,7 +101,6 @@ class RemoteError(Exception):
         self.text = text
 
     def __str__(self) -> str:
-        """Return the exception's message."""
         return self.text
 
 

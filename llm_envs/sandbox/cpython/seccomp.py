@@ -125,7 +125,7 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
     ]
     for number in refused:
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    program += _unless(architecture.clone, 0, _ANY_BIT, _CLONE_THREAD)
+    program += _if(architecture.clone, 0, _ANY_BIT, _CLONE_THREAD, passes=False)
     # Reading a limit passes a null pointer as the new limit. Both halves of the pointer are checked.
     program += [
         (_EQUAL, 0, 6, architecture.prlimit64),
@@ -147,23 +147,12 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _if(number: int, argument: int, test: int, operand: int) -> list[tuple[int, int, int, int]]:
-    """Refuse a call if the low half of one of its arguments passes a test."""
+def _if(number: int, argument: int, test: int, operand: int, *, passes: bool = True) -> list[tuple[int, int, int, int]]:
+    """Refuse a call if the low half of one of its arguments passes a test; with `passes=False`, if it does not."""
     return [
         (_EQUAL, 0, 4, number),
         (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
-        (test, 0, 1, operand),
-        (_RETURN, 0, 0, _REFUSE),
-        (_LOAD, 0, 0, _NUMBER),
-    ]
-
-
-def _unless(number: int, argument: int, test: int, operand: int) -> list[tuple[int, int, int, int]]:
-    """Refuse a call unless the low half of one of its arguments passes a test."""
-    return [
-        (_EQUAL, 0, 4, number),
-        (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
-        (test, 1, 0, operand),
+        (test, int(not passes), int(passes), operand),
         (_RETURN, 0, 0, _REFUSE),
         (_LOAD, 0, 0, _NUMBER),
     ]

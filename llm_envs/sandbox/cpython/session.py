@@ -127,11 +127,9 @@ class SubprocessSandbox:
             session.close()
 
     def __enter__(self) -> SubprocessSandbox:
-        """Return the sandbox."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End every session."""
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.scores import score_episode
 from llm_envs.parsers import parse_reply
 from llm_envs.policies import OraclePolicy, ReplayPolicy
-from llm_envs.report.html import write_episode_page
+from llm_envs.report import write_report
 from llm_envs.rewards import own_messages
 from llm_envs.rewards.conduct import create_turn_efficiency
 from llm_envs.rewards.shaping import create_step_cost
@@ -351,5 +351,7 @@ class TestReaders:
         assert play(None, policy=ReplayPolicy.of(trajectory)).reward == trajectory.reward == 1.0
 
     def test_reports_name_it(self, tmp_path: Path) -> None:
-        write_episode_page(tmp_path / "page.html", {"all": [play()]})
+        with TrajectoryWriter(tmp_path / "run") as writer:
+            writer.write(play())
+        write_report([tmp_path / "run"], tmp_path / "page.html")
         assert "summary, stop" in (tmp_path / "page.html").read_text(encoding="utf-8")

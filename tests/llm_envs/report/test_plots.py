@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.report import plot_training_curves
 from llm_envs.report.plots import running_mean
 
@@ -37,6 +37,12 @@ def test_it_says_what_there_is_to_plot(tmp_path: Path) -> None:
 
 
 def test_importing_the_reports_loads_no_plotting(tmp_path: Path) -> None:
-    code = "import sys, llm_envs.report; print('matplotlib' in sys.modules, 'jinja2' in sys.modules)"
+    code = "import sys, llm_envs.report; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == ["False"]
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[report\]"):
+        plot_training_curves(RECORDS, tmp_path / "c.png")

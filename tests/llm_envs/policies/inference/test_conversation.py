@@ -1,6 +1,7 @@
 """A conversation turn by hand: every part passed in; what stands between two turns; thinking."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +11,12 @@ from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_tool_call, parse_reply
 from llm_envs.policies import TransformersPolicy
-from llm_envs.policies.inference import create_generator
+from llm_envs.policies.inference import generate
 from llm_envs.policies.inference.conversation import (
     aconversation_turn,
     conversation_turn,
     create_executor,
     create_policy_generator,
-    create_template_fn,
     next_prompt_ids,
     parse_thinking,
 )
@@ -135,7 +135,7 @@ def test_what_a_limit_cut_counts_and_what_was_aborted_does_not():
 @HOWS
 def test_a_full_context_is_a_turn_in_which_nothing_was_said(how):
     model = tiny_model(TOKENIZER, hidden_size=32, max_length=16)
-    turn = play(create_generator(model), how, messages=[Message("user", "x" * 40)], tools=[Tool(add)])
+    turn = play(partial(generate, model), how, messages=[Message("user", "x" * 40)], tools=[Tool(add)])
     assert turn.sampled.finish_reason is FinishReason.CONTEXT_FULL
     assert turn.messages == (Message("user", "x" * 40),)
     assert (turn.text, turn.tool_results) == ("", ())
@@ -237,6 +237,11 @@ def test_an_asynchronous_generator_inside_a_loop_needs_the_asynchronous_turn():
 
     with pytest.raises(InvalidConfigError, match="await aconversation_turn"):
         asyncio.run(run())
+
+    async def run_plain():
+        return play(says("hey"))
+
+    assert asyncio.run(run_plain()).text == "hey"
     with pytest.raises(InvalidConfigError, match="messages is empty"):
         play(says("hey"), messages=())
 
@@ -290,7 +295,7 @@ def test_a_policy_and_its_model_say_the_same(how):
     params = SamplingParams(max_new_tokens=6, seed=3)
     policy = TransformersPolicy(model, TOKENIZER)
     by_policy = play(create_policy_generator(policy), how, params=params)
-    by_model = play(create_generator(model, stop_token_ids=CODEC.stop_token_ids), how, params=params)
+    by_model = play(partial(generate, model, stop_token_ids=CODEC.stop_token_ids), how, params=params)
     assert by_policy.sampled.token_ids.tolist() == by_model.sampled.token_ids.tolist()
     assert np.abs(by_policy.sampled.logps - by_model.sampled.logps).max() < rounding(1e-6)
     full = play(create_policy_generator(policy), how, messages=[Message("user", "x" * 80)])
@@ -305,12 +310,12 @@ def test_the_templates_settings_reach_it():
     )
 
     def written(**settings):
-        prompt = tokenizer.decode(create_template_fn(tokenizer, **settings)(ASKED, ()))
+        prompt = tokenizer.decode(ChatCodec(tokenizer, **settings).encode_prompt(ASKED))
         return prompt.rpartition("assistant\n")[2]
 
     assert written() == ""
     assert written(thinking=False) == "<think></think>"
-    assert written(effort="high") == "high"
+    assert written(template_kwargs={"effort": "high"}) == "high"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import (
     batch_generate,
-    create_generator,
     eos_token_ids,
     generate_text,
     token_logps,
@@ -231,7 +230,7 @@ def test_a_turn_ends_at_the_models_own_tokens_unless_told_otherwise():
     stopped = generate_one(model, PROMPTS[1], SamplingParams(max_new_tokens=12), seed=1)
     assert stopped.token_ids.tolist() == free.token_ids.tolist()[: free.token_ids.tolist().index(stop) + 1]
     assert stopped.finish_reason == FinishReason.STOP
-    by_hand = create_generator(model, stop_token_ids=())(PROMPTS[1], SamplingParams(max_new_tokens=12, seed=1))
+    by_hand = generate_one(model, PROMPTS[1], SamplingParams(max_new_tokens=12, seed=1), stop_token_ids=())
     assert by_hand.finish_reason == FinishReason.LENGTH
 
 
@@ -241,7 +240,7 @@ def test_text_from_messages():
     codec = ChatCodec(TOKENIZER)
     prompt = codec.encode_prompt([Message("user", "hi")])
     assert TOKENIZER.decode(prompt) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    expected = create_generator(MODEL, stop_token_ids=codec.stop_token_ids)(prompt, params)
+    expected = generate_one(MODEL, prompt, params, stop_token_ids=codec.stop_token_ids)
     assert sampled.token_ids.tolist() == expected.token_ids.tolist()
     assert text == codec.decode_reply(expected.token_ids)
     assert generate_text(MODEL, TOKENIZER, [Message("user", "hi")], params)[0] == text
