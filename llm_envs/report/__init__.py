@@ -1,6 +1,5 @@
 """Reports of runs for people, and plots and sample pages, which need the extra `report` when they are used."""
 
-from llm_envs.report.certificate import write_certificate
 from llm_envs.report.html import write_episode_page
 from llm_envs.report.hub import push_to_hub, write_hub_folder
 from llm_envs.report.plots import plot_training_curves
@@ -9,7 +8,6 @@ from llm_envs.report.site import write_report
 __all__ = [
     "plot_training_curves",
     "push_to_hub",
-    "write_certificate",
     "write_episode_page",
     "write_hub_folder",
     "write_report",
