@@ -19,6 +19,8 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -104,6 +106,8 @@ def discover() -> list[str]:
         if key in _loaded:
             continue
         _loaded.add(key)
+        if not _is_shipped(entry_point.module):
+            continue
         try:
             _register_entry_point(entry_point)
         except (Exception, SystemExit) as error:
@@ -111,8 +115,15 @@ def discover() -> list[str]:
     return sorted(_task_ids - before)
 
 
+def _is_shipped(module: str) -> bool:
+    """Return whether the folder of a module below `llm_envs.tasks` exists; it is not imported to find out."""
+    tasks = find_spec("llm_envs.tasks") if module.startswith("llm_envs.tasks.") else None
+    places = tasks.submodule_search_locations if tasks is not None else None
+    return not places or any((Path(place) / module.split(".")[2]).exists() for place in places)
+
+
 def load_entry_points(group: str) -> dict[str, Any]:
-    """Return what a group's entry points name, by their names. If one cannot be imported, warn and leave it out."""
+    """Return what a group's entry points name, by their names; leave out what cannot be imported, with a warning."""
     loaded = {}
     for entry_point in installed_entry_points(group):
         try:
@@ -139,6 +150,9 @@ def load_entry_point(group: str, name: str, asked: str) -> Any:
 
 
 def _warn_skipped(entry_point: EntryPoint, error: BaseException) -> None:
+    is_missing = isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
+    if is_missing and _distribution(entry_point) == "llm-envs":
+        return  # a part that the core does without was not shipped
     kind = "task" if entry_point.group == ENTRY_POINT_GROUP else entry_point.group
     warnings.warn(
         f"the {kind} entry point {entry_point.name!r} of the distribution {_distribution(entry_point)!r} was skipped: "

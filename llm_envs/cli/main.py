@@ -77,7 +77,7 @@ COMMANDS = {
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the core's commands and those of entry points, which are imported for their descriptions."""
+    """Return the commands of the core and of entry points, which are imported for their descriptions."""
     found = {name: Command(module.__name__, module.ABOUT) for name, module in load_entry_points(COMMAND_GROUP).items()}
     return COMMANDS | {name: command for name, command in sorted(found.items()) if name not in COMMANDS}
 
