@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import wall
 from preloaded import folder_of_programs
+from preloaded import variables as preloaded_variables
 from wall import FOLDERS, OUTSIDE, module_name, source_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -371,8 +372,8 @@ def test_the_core_works_without(without: Path, tmp_path: Path) -> None:
     """Where the files of one outside room are missing, each module of the core is imported, and commands run."""
     modules = [module_name(path, without) for path in source_files(without) if path.name != "__main__.py"]
     core = [module for module in modules if wall.outside_room(module) is None]
-    variables = os.environ | {"PYTHONPATH": str(without)}
+    env = preloaded_variables() | {"PYTHONPATH": str(without)}
     command = [folder_of_programs() / "python", "-c", WITHOUT_A_ROOM, *core]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert Path(done.stdout.splitlines()[-1]) == without / "llm_envs" / "__init__.py"
