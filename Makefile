@@ -4,6 +4,7 @@
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make demo-real  the same with a pretrained model of 135 M parameters, in runs/demo-real
 #   make test       the core's tests, on the CPU, offline
+#   make test-wall  the core's tests in a copy of the checkout without the rooms outside it: what it must never import
 #   make test-pages the tests of the documents, the benchmarks, the simulation, the proofs and published data
 #   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
 #   make test-gpu   these and the tests of transformers on a card, which the torch in .venv must support; not part of `make check`
@@ -72,7 +73,7 @@ MARKED = -m "($(1))$(if $(SMOKE), and smoke)" --junitxml $(REPORTS)/$$$$.xml
 FILES = $$(grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests $(if $(SMOKE),| xargs grep -l 'mark\.smoke\b'))
 RECORD = $(if $(SMOKE)$(PYTEST_ARGS),,@$(VENV)/bin/python -m proof.targets write $@)
 
-.PHONY: help targets demo demo-real test test-pages test-trainings test-gpu test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
+.PHONY: help targets demo demo-real test test-wall test-pages test-trainings test-gpu test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -88,6 +89,12 @@ test: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest $(call MARKED,not trainings and not levels and not real and not processes and not examples and not browser and not pages) \
 		$(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
+
+# tests/support/wall.py names the rooms. PYTHONPATH puts the copy and its entry points before the installed ones.
+test-wall: $(VENV)/.stamp
+	$(VENV)/bin/python tests/support/wall.py build/wall
+	cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest tests/llm_envs tests/tasks tests/trainers \
+		-m "not trainings and not levels and not pages$(if $(SMOKE), and smoke)" $(PARALLEL) $(PYTEST_ARGS)
 
 test-pages: $(VENV)/.stamp
 	$(BEGIN)
@@ -201,7 +208,7 @@ lint: $(VENV)/.stamp
 	$(VENV)/bin/python docs/english.py --check
 	$(VENV)/bin/python tests/mirror.py
 
-check: lint docs test test-pages test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks targets
+check: lint docs test test-wall test-pages test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks targets
 
 targets: $(VENV)/.stamp
 	@$(VENV)/bin/python -m proof.targets

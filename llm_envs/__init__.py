@@ -17,7 +17,6 @@ import importlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.bridges.ids import register_suites
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv
 from llm_envs.registration import discover, register_task, task_ids, task_spec
 from llm_envs.spaces import TextSpace
@@ -57,4 +56,3 @@ def __getattr__(name: str) -> Any:
 
 
 discover()
-register_suites()

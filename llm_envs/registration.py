@@ -19,6 +19,8 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +35,8 @@ __all__ = [
     "bridged_ids",
     "discover",
     "installed_entry_points",
+    "load_entry_point",
+    "load_entry_points",
     "register_task",
     "task_ids",
     "task_spec",
@@ -49,7 +53,7 @@ _unreadable: set[str] = set()
 
 
 class TaskPackageWarning(UserWarning):
-    """Another distribution's tasks could not be registered."""
+    """An entry point could not be loaded, such as another distribution's tasks."""
 
 
 def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], **kwargs: Any) -> None:
@@ -102,16 +106,60 @@ def discover() -> list[str]:
         if key in _loaded:
             continue
         _loaded.add(key)
+        if not _is_shipped(entry_point.module):
+            continue
         try:
             _register_entry_point(entry_point)
         except (Exception, SystemExit) as error:
-            warnings.warn(
-                f"the task entry point {entry_point.name!r} of the distribution {key[0]!r} was skipped: "
-                f"{type(error).__name__}: {error}",
-                TaskPackageWarning,
-                stacklevel=2,
-            )
+            _warn_skipped(entry_point, error)
     return sorted(_task_ids - before)
+
+
+def _is_shipped(module: str) -> bool:
+    """Return whether the folder of a module below `llm_envs.tasks` exists; it is not imported to find out."""
+    tasks = find_spec("llm_envs.tasks") if module.startswith("llm_envs.tasks.") else None
+    places = tasks.submodule_search_locations if tasks is not None else None
+    return not places or any((Path(place) / module.split(".")[2]).exists() for place in places)
+
+
+def load_entry_points(group: str) -> dict[str, Any]:
+    """Return what a group's entry points name, by their names; leave out what cannot be imported, with a warning."""
+    loaded = {}
+    for entry_point in installed_entry_points(group):
+        try:
+            loaded[entry_point.name] = entry_point.load()
+        except (Exception, SystemExit) as error:
+            _warn_skipped(entry_point, error)
+    return loaded
+
+
+def load_entry_point(group: str, name: str, asked: str) -> Any:
+    """Return what one entry point names.
+
+    Args:
+        group: The group.
+        name: The entry point's name.
+        asked: The setting that needs it, for the error.
+
+    Raises:
+        InvalidConfigError: If no distribution has it, or it cannot be imported.
+    """
+    if (found := load_entry_points(group).get(name)) is None:
+        raise InvalidConfigError(f"{asked} needs the entry point {name!r} of the group {group!r}; none is installed.")
+    return found
+
+
+def _warn_skipped(entry_point: EntryPoint, error: BaseException) -> None:
+    is_missing = isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
+    if is_missing and _distribution(entry_point) == "llm-envs":
+        return  # a part that the core does without was not shipped
+    kind = "task" if entry_point.group == ENTRY_POINT_GROUP else entry_point.group
+    warnings.warn(
+        f"the {kind} entry point {entry_point.name!r} of the distribution {_distribution(entry_point)!r} was skipped: "
+        f"{type(error).__name__}: {error}",
+        TaskPackageWarning,
+        stacklevel=3,
+    )
 
 
 def installed_entry_points(group: str) -> list[EntryPoint]:

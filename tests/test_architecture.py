@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,10 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import wall
+from preloaded import folder_of_programs
+from preloaded import variables as preloaded_variables
+from wall import FOLDERS, OUTSIDE, module_name, source_files
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {"llm_envs": "llm_envs", "tasks": "llm_envs.tasks", "trainers": "llm_envs.trainers"}
-"""Folder at the top of the repository: the name it is imported under."""
 HEAVY = (
     "torch",
     "transformers",
@@ -56,8 +59,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data", "wrappers"),
     ("tracking",),
     ("rollout",),
-    ("agents", "doctor", "evaluation", "judges", "tasks"),
-    ("bridges", "report"),
+    ("doctor", "evaluation", "judges", "tasks"),
+    ("report",),
     ("cli",),
     # The rooms of trainers stand on llm_envs, and never on tasks or cli.
     ("trainers.functional", "trainers.callbacks"),
@@ -70,7 +73,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("trainers.dpo", "trainers.ppo"),
     ("trainers.cli",),
 )
-"""Each room (a file or folder directly in `llm_envs/` or `trainers/`) on its floor."""
+"""Each room of the core (a file or folder directly in `llm_envs/` or `trainers/`) on its floor.
+
+Above them are the rooms of `wall.OUTSIDE`: they may import the core, and no module of the core imports them.
+"""
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MAX_FLOORS, MAX_ROOMS = 12, {"llm_envs": 30, "trainers": 16}
 
@@ -84,6 +90,8 @@ def room_of(module: str) -> str:
 def floor_violations(module: str, targets: Iterable[str]) -> list[str]:
     """Return the imports of a module that do not lead to a lower floor."""
     here, found = room_of(module), []
+    if wall.outside_room(module) is not None:
+        return []
     for target in targets:
         there = room_of(target) if is_in(target, "llm_envs") else ""
         if not here or not there or there == here or there not in FLOOR_OF:
@@ -103,6 +111,11 @@ RULES: list[Rule] = [
         "trainers/functional imports torch only",
         lambda module: is_in(module, "llm_envs.trainers.functional"),
         lambda target: not (is_standard(target) or is_in(target, "torch", "llm_envs.trainers.functional")),
+    ),
+    (
+        "the core imports no room outside of it (wall.OUTSIDE)",
+        lambda module: wall.outside_room(module) is None,
+        lambda target: wall.outside_room(target) is not None,
     ),
     (
         "TRL is imported only in trainers",
@@ -125,12 +138,6 @@ RULES: list[Rule] = [
         lambda target: is_in(target, "tasks", "trainers"),
     ),
 ]
-
-
-def module_name(path: Path) -> str:
-    """Return the import name of a file of the repository."""
-    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
 
 
 def imported_by_string(node: ast.Call) -> str | None:
@@ -171,10 +178,6 @@ def violations(module: str, targets: Iterable[str]) -> list[str]:
     ] + floor_violations(module, listed)
 
 
-def source_files() -> list[Path]:
-    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "_template" not in path.parts)
-
-
 def test_the_arrows_hold() -> None:
     found = []
     for path in source_files():
@@ -190,6 +193,11 @@ def test_every_room_has_a_floor_and_they_are_few() -> None:
             for path in (ROOT / folder).iterdir()
             if (path.suffix == ".py" or (path / "__init__.py").exists()) and not path.is_symlink()
         } - {prefix + "__init__"}
+        rooms = {
+            room
+            for room in rooms
+            if wall.outside_room(f"llm_envs.{'trainers.' * bool(prefix)}{room.removeprefix(prefix)}") is None
+        }
         floors = [
             n for n, names in enumerate(FLOORS) if any(name.startswith("trainers.") == bool(prefix) for name in names)
         ]
@@ -229,6 +237,10 @@ def test_every_file_is_seen_under_its_import_name() -> None:
         ("llm_envs.trainers.grpo.trainer", "import vllm", "vLLM is imported only"),
         ("llm_envs.trainers.sft.trainer", "import tasks.games", "bare names"),
         ("llm_envs.trainers.sft.trainer", "from examples.demo import main", "what is installed"),
+        ("llm_envs.cli.collect", "def f():\n    from llm_envs.agents import AgentEnv", "no room outside"),
+        ("llm_envs.tasks.games.x", "if TYPE_CHECKING:\n    from llm_envs.tasks import benchmarks", "no room outside"),
+        ("llm_envs.checker", "import_module('llm_envs.checker.certification')", "no room outside"),
+        ("llm_envs.trainers.grpo.trainer", "from llm_envs.trainers.grpo.alarm import A", "no room outside"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str, rule: str) -> None:
@@ -245,6 +257,8 @@ def test_a_broken_rule_is_seen(module: str, source: str, rule: str) -> None:
         ("llm_envs.trainers.engines.weight_sync", "import vllm"),
         ("llm_envs.tasks.games.x", "from llm_envs.env import TextEnv\nfrom llm_envs.tasks.games import y"),
         ("llm_envs.registration", "find_spec('gymnasium')"),
+        ("llm_envs.cli.serve", "from llm_envs.agents.server import PolicyServer"),
+        ("llm_envs.bridges.x", "from llm_envs.cli.parser import Parser\nfrom llm_envs.agents import AgentEnv"),
     ],
 )
 def test_what_is_allowed_is_not_reported(module: str, source: str) -> None:
@@ -302,3 +316,64 @@ def test_pyproject_lists_every_package_folder() -> None:
         for path in [Path(path)]
     }
     assert listed == present
+
+
+# The wall.
+
+
+def test_each_outside_room_is_there() -> None:
+    present = {module_name(path) for path in source_files()}
+    assert {part for parts in OUTSIDE.values() for part in parts} <= present
+
+
+WITHOUT_A_ROOM = """
+import contextlib, importlib, io, sys
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name.startswith("llm_envs"):  # any other package is not installed here
+            raise
+from llm_envs.cli.main import main
+for line in (["--help"], ["list"], ["play", "llm/Arithmetic-v0"]):
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        try:
+            code = main(line)
+        except SystemExit as end:
+            code = end.code
+    assert code == 0 and shown.getvalue(), line
+print(sys.modules["llm_envs"].__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the packages, with the metadata of all entry points."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, symlinks=True)
+    wall.write_metadata(folder)
+    return folder
+
+
+@pytest.fixture
+def without(request: pytest.FixtureRequest, checkout: Path, tmp_path: Path) -> Iterator[Path]:
+    """The copy without a room, whose files lie elsewhere during the test."""
+    moved = {path: tmp_path / str(number) for number, path in enumerate(wall.paths_of(request.param, checkout))}
+    for path, elsewhere in moved.items():
+        path.rename(elsewhere)
+    yield checkout
+    for path, elsewhere in moved.items():
+        elsewhere.rename(path)
+
+
+@pytest.mark.parametrize("without", OUTSIDE, indirect=True)
+def test_the_core_works_without(without: Path, tmp_path: Path) -> None:
+    """Where the files of one outside room are missing, each module of the core is imported, and commands run."""
+    modules = [module_name(path, without) for path in source_files(without) if path.name != "__main__.py"]
+    core = [module for module in modules if wall.outside_room(module) is None]
+    env = preloaded_variables() | {"PYTHONPATH": str(without)}
+    command = [folder_of_programs() / "python", "-c", WITHOUT_A_ROOM, *core]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Path(done.stdout.splitlines()[-1]) == without / "llm_envs" / "__init__.py"

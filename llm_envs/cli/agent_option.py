@@ -1,11 +1,17 @@
-"""`--agent FILE.py:NAME`: the `AgentEnv` of a module, which stands where a command takes environments."""
+"""`--agent FILE.py:NAME`: the `AgentEnv` of a module, which stands where a command takes environments.
+
+The hooks are described in `llm_envs.cli.room_options`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +19,35 @@ from llm_envs.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from llm_envs.agents import AgentEnv
+    from llm_envs.chat.codec import ChatCodec
+    from llm_envs.types import Trajectory
 
-__all__ = ["AGENT_HELP", "add_agent_argument", "agent_settings", "check_one", "load_agent", "read_agent"]
+__all__ = ["PLAYED", "TrainingOptions", "add_arguments", "examine", "load_agent", "played_settings", "read_played"]
 
+PLAYED = "--agent"
 AGENT_HELP = "an AgentEnv (FILE.py:NAME or module:NAME)"
 
 
-def add_agent_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--agent`, in place of ENV."""
-    parser.add_argument("--agent", metavar="FILE:NAME", help=f"{AGENT_HELP}, in place of ENV; needs --model")
+@dataclass
+class TrainingOptions:
+    """The agent that is trained."""
+
+    agent: str | None = field(default=None, metadata={"help": f"{AGENT_HELP}, in place of --env."})
+
+    def played(self) -> AgentEnv | None:
+        """Return the agent, if it is given."""
+        return load_agent(self.agent) if self.agent else None
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add `--agent`."""
+    if command != "doctor":
+        parser.add_argument(PLAYED, metavar="FILE:NAME", help=f"{AGENT_HELP}, in place of ENV; needs --model")
+        return
+    parser.add_argument(
+        PLAYED, metavar="FILE:NAME", help=f"{AGENT_HELP}: play one episode with the model, and show each request"
+    )
+    parser.add_argument("--agent-seed", type=int, default=0, metavar="SEED", help="seed of that episode; default 0")
 
 
 def load_agent(name: str) -> AgentEnv:
@@ -60,13 +86,12 @@ def load_agent(name: str) -> AgentEnv:
     return found
 
 
-def read_agent(arguments: argparse.Namespace) -> AgentEnv | None:
-    """Return the agent of `collect` or `eval`; None: environments are given.
+def read_played(arguments: argparse.Namespace) -> AgentEnv | None:
+    """Return the agent of `collect` or `eval`, if it is given.
 
     Raises:
-        InvalidConfigError: If both or neither are given, or another option has no meaning for an agent.
+        InvalidConfigError: If another option has no meaning for an agent.
     """
-    check_one({"ENV": arguments.envs, "--agent": arguments.agent})
     if arguments.agent is None:
         return None
     refused = {
@@ -76,7 +101,7 @@ def read_agent(arguments: argparse.Namespace) -> AgentEnv | None:
         "ray": "agents do not play in Ray actors: leave out --ray.",
     }
     for option, why in refused.items():
-        if getattr(arguments, option):
+        if getattr(arguments, option, None):
             raise InvalidConfigError(why)
     if arguments.model is None or "api" in (arguments.engine, arguments.policy):
         raise InvalidConfigError(
@@ -85,16 +110,11 @@ def read_agent(arguments: argparse.Namespace) -> AgentEnv | None:
     return load_agent(arguments.agent)
 
 
-def agent_settings(name: str | None, agent: Any) -> dict[str, Any]:
-    """Return what identifies an agent in the settings of a run; nothing without one.
-
-    Args:
-        name: The option's value.
-        agent: Its `AgentEnv`.
-    """
+def played_settings(arguments: argparse.Namespace, agent: Any) -> dict[str, Any]:
+    """Return what identifies an agent in the settings of a run; nothing without one."""
     from llm_envs.sources.source import fingerprint_of
 
-    if name is None:
+    if (name := arguments.agent) is None:
         return {}
     place, _, variable = name.rpartition(":")
     place = str(Path(place).resolve()) if place.endswith(".py") else place
@@ -102,16 +122,35 @@ def agent_settings(name: str | None, agent: Any) -> dict[str, Any]:
     return {"agent": f"{place}:{variable}"} | ({"agent_tasks": tasks} if tasks else {})
 
 
-def check_one(given: dict[str, Any]) -> None:
-    """Check that exactly one of several options is given.
+def examine(arguments: argparse.Namespace) -> Callable[[ChatCodec, bool], None] | None:
+    """Return the function that plays and shows `doctor`'s agent, if one is given."""
+    if arguments.agent is None:
+        return None
+    agent = load_agent(arguments.agent)
+    return lambda codec, colour: _show_agent(agent, arguments, codec, colour)
 
-    Args:
-        given: The option -> its value.
 
-    Raises:
-        InvalidConfigError: If none or several are.
-    """
-    names = [name for name, value in given.items() if value]
-    if len(names) != 1:
-        found = f"{' and '.join(names)} are given" if names else "none is given"
-        raise InvalidConfigError(f"{' or '.join(given)}: {found}, one is needed.")
+def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec, colour: bool) -> None:
+    """Play one episode of the agent with the model, and print its requests and rows."""
+    from llm_envs import doctor
+    from llm_envs.agents.report import show_session
+    from llm_envs.agents.session import PolicySession
+    from llm_envs.policies.transformers import TransformersPolicy
+    from llm_envs.sources.source import EpisodeSpec
+
+    sessions: list[PolicySession] = []
+
+    async def play() -> Trajectory:
+        policy = TransformersPolicy.from_pretrained(arguments.model)
+        try:
+            spec = EpisodeSpec(agent.env_id, {}, arguments.agent_seed)
+            return await agent.play_episode(spec, policy, codec=codec, on_session=sessions.append)
+        finally:
+            await policy.aclose()
+
+    trajectory = asyncio.run(play())
+    print(f"\n{agent.env_id}, an episode of the agent with the model")
+    print(show_session(sessions[0], trajectory))
+    for number, row in enumerate(trajectory.rows):
+        print(f"\nrow {number}: {len(row)} tokens; trained: {int(row.mask.sum())}, marked")
+        print(doctor.show_row(codec, row, colour=colour))

@@ -24,6 +24,7 @@ __all__ = [
     "add_rollout_arguments",
     "add_sampling_arguments",
     "add_shard_argument",
+    "check_one",
     "env_kwargs_of",
     "positive",
     "require_model",
@@ -34,6 +35,21 @@ __all__ = [
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 """A model name on a hub: `owner/name`."""
+
+
+def check_one(given: dict[str, Any]) -> None:
+    """Check that exactly one of several options is given.
+
+    Args:
+        given: The option -> its value.
+
+    Raises:
+        InvalidConfigError: If none or several are.
+    """
+    names = [name for name, value in given.items() if value]
+    if len(names) != 1:
+        found = f"{' and '.join(names)} are given" if names else "none is given"
+        raise InvalidConfigError(f"{' or '.join(given)}: {found}, one is needed.")
 
 
 def positive(text: str) -> int:

@@ -1,17 +1,14 @@
-"""`llm-envs audit RUN`: compute again what a training stored. The audit itself is in a package of the trainings."""
+"""`llm-envs audit RUN`: compute again what a training stored. `llm_envs.trainers.cli.audit` does it."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from llm_envs.cli.parser import Flag
-from llm_envs.errors import InvalidConfigError
 
-__all__ = ["AUDIT_COMMAND", "add_arguments", "run"]
+__all__ = ["ABOUT", "add_arguments", "run"]
 
-AUDIT_COMMAND = "llm_envs.audit_command"
-"""Entry-point group of the function that runs the audit: from the parsed arguments to an exit code."""
+ABOUT = "Compute again what a training stored, and name the first difference."
 
 EXAMPLES = """
 examples:
@@ -41,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Pass the arguments on to the package of the trainings."""
-    from llm_envs.registration import installed_entry_points
+    """Audit, and return the exit code."""
+    from llm_envs.trainers.cli.audit.command import run
 
-    found = installed_entry_points(AUDIT_COMMAND)
-    if not found:
-        raise InvalidConfigError(f"no audit is installed: no package fills the entry-point group {AUDIT_COMMAND!r}.")
-    command: Callable[[argparse.Namespace], int] = found[0].load()
-    return command(arguments)
+    return run(arguments)

@@ -19,7 +19,9 @@ from llm_envs.tracking.loggers import visible_text
 if TYPE_CHECKING:
     from llm_envs.checker.certification import Certificate
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ABOUT", "add_arguments", "run"]
+
+ABOUT = "Certify anyone's text environment for training, with a report page."
 
 EXAMPLES = """
 examples:
@@ -113,7 +115,8 @@ def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
 
 
 def _certificate(arguments: argparse.Namespace) -> Certificate:
-    from llm_envs.checker import Settings, certify
+    from llm_envs.checker import Settings
+    from llm_envs.checker.certification import certify
 
     names = (
         *("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes"),

@@ -10,7 +10,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.agent_option import add_agent_argument, agent_settings, read_agent
 from llm_envs.cli.arguments import (
     add_env_arguments,
     add_rollout_arguments,
@@ -21,9 +20,9 @@ from llm_envs.cli.arguments import (
     require_text,
     seconds,
 )
-from llm_envs.cli.parser import Flag, Repeatable
+from llm_envs.cli.parser import Flag, Parser, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
-from llm_envs.cli.ray_options import add_ray_arguments, open_collector
+from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError
 from llm_envs.tracking.loggers import visible_text
@@ -50,7 +49,7 @@ Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "envs",
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
     )
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
-    add_agent_argument(parser)
     parser.add_argument(
         "--out",
         required=True,
@@ -83,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_env_arguments(parser)
     add_sampling_arguments(parser)
     add_rollout_arguments(parser)
-    add_ray_arguments(parser)
+    add_room_arguments(parser, "collect")
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])
@@ -102,8 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_tracking(arguments)
     check_player(arguments)
-    agent = read_agent(arguments)
-    envs = _envs(arguments) if agent is None else agent
+    own_env = read_played(arguments)
+    envs = _envs(arguments) if own_env is None else own_env
     collector: dict[str, Any] = {
         "seed": arguments.seed,
         "env_kwargs": env_kwargs_of(arguments),
@@ -111,10 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
-    if agent is not None:
-        agent(**collector["env_kwargs"]).close()  # reports wrong arguments
+    if own_env is not None:
+        own_env(**collector["env_kwargs"]).close()  # reports wrong arguments
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
-    settings |= agent_settings(arguments.agent, agent)
+    settings |= played_settings(arguments, own_env)
     # A model may take minutes to load, so report errors in the folder and its settings first.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
     if arguments.shard is not None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llm_envs.cli.agent_option import AGENT_HELP, load_agent
 from llm_envs.cli.arguments import require_model, require_text
-from llm_envs.cli.parser import Flag
+from llm_envs.cli.parser import Flag, Parser
+from llm_envs.cli.room_options import add_room_arguments, hooks
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
-
-if TYPE_CHECKING:
-    from llm_envs.agents import AgentEnv
-    from llm_envs.chat.codec import ChatCodec
-    from llm_envs.types import Trajectory
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,7 +24,7 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a folder, or a name on a model hub")
     parser.add_argument(
@@ -39,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="llm/Calculator-v0",
         help="task of the example episode; default: llm/Calculator-v0",
     )
-    parser.add_argument(
-        "--agent",
-        metavar="FILE:NAME",
-        help=f"{AGENT_HELP}: play one episode with the model, and show each request",
-    )
-    parser.add_argument("--agent-seed", type=int, default=0, metavar="SEED", help="seed of that episode; default 0")
+    add_room_arguments(parser, "doctor")
     parser.add_argument("--chat-template-path", metavar="FILE", help="a Jinja template to use instead of the model's")
     parser.add_argument(
         "--thinking", action=Flag, default=None, help="the template's enable_thinking; default: the template's default"
@@ -69,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     task_spec(arguments.env)
     require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
-    agent = None if arguments.agent is None else load_agent(arguments.agent)
+    further = [show for examine in hooks("examine") if (show := examine(arguments)) is not None]
     template = None if arguments.chat_template_path is None else _read_template(arguments.chat_template_path)
     codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
     config = _configuration(arguments.model)
@@ -87,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         counts = f"{len(row)} tokens; trained: {int(row.mask.sum())}, marked"
         print(f"\n{arguments.env}, an oracle's episode of {counts}")
         print(doctor.show_row(codec, row, colour=colour))
-    if agent is not None:
-        _show_agent(agent, arguments, codec, colour)
+    for show in further:
+        show(codec, colour)
     problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
     problems += doctor.model_problems(config)
     if Path(arguments.model).is_dir() and not (Path(arguments.model) / "config.json").exists():
@@ -98,32 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(visible_text(f"PROBLEM  {problem}"))
     print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
     return 1 if problems else 0
-
-
-def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec, colour: bool) -> None:
-    """Play one episode of the agent with the model, and print its requests and rows."""
-    from llm_envs import doctor
-    from llm_envs.agents.report import show_session
-    from llm_envs.agents.session import PolicySession
-    from llm_envs.policies.transformers import TransformersPolicy
-    from llm_envs.sources.source import EpisodeSpec
-
-    sessions: list[PolicySession] = []
-
-    async def play() -> Trajectory:
-        policy = TransformersPolicy.from_pretrained(arguments.model)
-        try:
-            spec = EpisodeSpec(agent.env_id, {}, arguments.agent_seed)
-            return await agent.play_episode(spec, policy, codec=codec, on_session=sessions.append)
-        finally:
-            await policy.aclose()
-
-    trajectory = asyncio.run(play())
-    print(f"\n{agent.env_id}, an episode of the agent with the model")
-    print(show_session(sessions[0], trajectory))
-    for number, row in enumerate(trajectory.rows):
-        print(f"\nrow {number}: {len(row)} tokens; trained: {int(row.mask.sum())}, marked")
-        print(doctor.show_row(codec, row, colour=colour))
 
 
 def _read_template(path: str) -> str:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.agent_option import add_agent_argument, agent_settings, read_agent
 from llm_envs.cli.arguments import (
     add_rollout_arguments,
     add_sampling_arguments,
@@ -23,9 +22,15 @@ from llm_envs.cli.arguments import (
     positive,
     require_text,
 )
-from llm_envs.cli.parser import Flag, Repeatable, json_object
+from llm_envs.cli.parser import Flag, Parser, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
-from llm_envs.cli.ray_options import add_ray_arguments, open_collector
+from llm_envs.cli.room_options import (
+    add_room_arguments,
+    in_place_of_env,
+    open_collector,
+    played_settings,
+    read_played,
+)
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
@@ -59,11 +64,10 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
-    add_agent_argument(parser)
     parser.add_argument(
         "--suite",
         metavar="FILE",
@@ -93,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     parser.set_defaults(temperature=None, max_turn_tokens=None)  # --suite standard has others
     add_rollout_arguments(parser)
-    add_ray_arguments(parser)
+    add_room_arguments(parser, "eval")
     _add_output_arguments(parser)
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
@@ -165,11 +169,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse combinations of options that contradict each other."""
     check_tracking(arguments)
+    others = in_place_of_env(arguments)
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
-        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers", "ray"]
-        settled += ["window", "agent"]
+        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers"]
+        settled += ["window", *arguments.room_options]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
             f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
@@ -180,8 +185,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the tasks are those of the run.")
     elif arguments.partial:
         raise InvalidConfigError("--partial needs --replay.")
-    elif arguments.suite is None and not arguments.envs and arguments.agent is None:
-        raise InvalidConfigError("give at least one environment, --agent FILE:NAME, --suite FILE, or --replay DIR.")
+    elif arguments.suite is None and not arguments.envs and not any(others.values()):
+        known = ", ".join(["at least one environment", *others])
+        raise InvalidConfigError(f"give {known}, --suite FILE, or --replay DIR.")
     if (arguments.suite == STANDARD) != (arguments.data is not None):
         raise InvalidConfigError("--suite standard and --data NAME=DATA go together: give both, or neither.")
     if arguments.suite == STANDARD:
@@ -192,9 +198,11 @@ def _check(arguments: argparse.Namespace) -> None:
                 "folder in --out, which llm-envs eval --replay reads."
             )
     env_kwargs = None if arguments.suite == STANDARD else arguments.env_kwargs
-    given_tasks = arguments.envs or arguments.agent or env_kwargs or arguments.exclude
+    given_tasks = arguments.envs or any(others.values()) or env_kwargs or arguments.exclude
     if arguments.suite is not None and given_tasks:
-        raise InvalidConfigError("--suite lists the tasks: leave out ENV, --agent, --env-kwargs and --exclude.")
+        raise InvalidConfigError(
+            f"--suite lists the tasks: leave out {', '.join(['ENV', *others])}, --env-kwargs and --exclude."
+        )
     if arguments.resume and arguments.out is None:
         raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
     if arguments.shard is not None:
@@ -229,8 +237,8 @@ def _suite(arguments: argparse.Namespace) -> Suite:
     if arguments.difficulty is not None and "difficulty" in kwargs:
         raise InvalidConfigError("--difficulty and --env-kwargs both set a difficulty: give only one.")
     levels: list[str | None] = [None] if arguments.difficulty is None else arguments.difficulty.split(",")
-    agent = read_agent(arguments)
-    env_ids = [agent.env_id] if agent else unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
+    own_env = read_played(arguments)
+    env_ids = [own_env.env_id] if own_env else unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
     entries = [
         SuiteEntry(
             env_id,
@@ -238,7 +246,7 @@ def _suite(arguments: argparse.Namespace) -> Suite:
             n=n,
             k=k,
             thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
-            factory=agent,
+            factory=own_env,
         )
         for env_id in env_ids
         for level in levels
@@ -375,7 +383,7 @@ def _play(
         "history": arguments.history,
     }
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
-    settings |= agent_settings(arguments.agent, suite.entries[0].factory) | dict(more_settings or {})
+    settings |= played_settings(arguments, suite.entries[0].factory) | dict(more_settings or {})
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
     own |= suite_settings(suite, **settings)
     if arguments.shard is not None:

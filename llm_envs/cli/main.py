@@ -1,7 +1,8 @@
 """The command `llm-envs`: runs its subcommands and prints errors in one line.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. `--debug` shows the traceback. Only the module of the
-given command is imported, and heavy libraries only where they are used.
+given command is imported, and heavy libraries only where they are used. More commands come from the entry points of the
+group `llm_envs.commands`: modules with `ABOUT`, `add_arguments` and `run`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from llm_envs import __version__
 from llm_envs.cli.parser import Parser, take_debug, words
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, UnknownTaskError
 from llm_envs.processes import terminated_as_interrupted
+from llm_envs.registration import load_entry_points
 from llm_envs.tracking.loggers import visible_text
 
-__all__ = ["COMMANDS", "Command", "create_parser", "main"]
+__all__ = ["COMMANDS", "COMMAND_GROUP", "Command", "all_commands", "create_parser", "main"]
+
+COMMAND_GROUP = "llm_envs.commands"
+"""Entry-point group of commands that the core does not have."""
 
 EXAMPLES = """
 examples:
@@ -52,16 +57,12 @@ COMMANDS = {
         "llm_envs.cli.tasks", "List the tasks with a one-line description.", "add_list_arguments", "list_tasks"
     ),
     "check": Command("llm_envs.cli.tasks", "Check the contract of tasks.", "add_check_arguments", "check"),
-    "certify": Command("llm_envs.cli.certify", "Certify anyone's text environment for training, with a report page."),
     "new-task": Command("llm_envs.cli.new_task", "Write a working task with its test, as a template."),
     "play": Command("llm_envs.cli.play", "Play a task and print the conversation with its rewards."),
     "collect": Command("llm_envs.cli.collect", "Play tasks and save the episodes in a folder, or resume a run."),
     "eval": Command("llm_envs.cli.eval", "Measure a policy on tasks: success, reward, intervals."),
     "branch": Command("llm_envs.cli.branch", "Play a stored episode again from one of its turns on, many times."),
-    "audit": Command("llm_envs.cli.audit", "Compute again what a training stored, and name the first difference."),
-    "serve": Command("llm_envs.cli.serve", "Serve a model by OpenAI's API, and record what agents do with it."),
     "serve-envs": Command("llm_envs.cli.serve_envs", "Run environments for runs on other machines."),
-    "mcp": Command("llm_envs.cli.mcp", "Serve a task as an MCP server, for a desktop client."),
     "merge": Command("llm_envs.cli.merge", "Join the shards that several machines played into one run."),
     "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
     "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
@@ -73,6 +74,12 @@ COMMANDS = {
     ),
     "completion": Command("llm_envs.cli.shell_completion", "Print the shell completion script.", reads_config=False),
 }
+
+
+def all_commands() -> dict[str, Command]:
+    """Return the commands of the core and of entry points, which are imported for their descriptions."""
+    found = {name: Command(module.__name__, module.ABOUT) for name, module in load_entry_points(COMMAND_GROUP).items()}
+    return COMMANDS | {name: command for name, command in sorted(found.items()) if name not in COMMANDS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,12 +147,13 @@ def create_parser(only: str | None = None) -> Parser:
         parents=[common],
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="print the version")
+    known = COMMANDS if only in COMMANDS else all_commands()
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     parser.commands = {
         name: commands.add_parser(name, help=command.about, description=command.about, parents=[common])
-        for name, command in COMMANDS.items()
+        for name, command in known.items()
     }
-    for name, command in COMMANDS.items():
+    for name, command in known.items():
         if only in (None, name):
             module = importlib.import_module(command.module)
             getattr(module, command.add)(parser.commands[name])

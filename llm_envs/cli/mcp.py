@@ -6,7 +6,9 @@ import argparse
 
 from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, require_text
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ABOUT", "add_arguments", "run"]
+
+ABOUT = "Serve a task as an MCP server, for a desktop client."
 
 EXAMPLES = """
 examples:

@@ -1,10 +1,10 @@
-"""The options of a run on Ray, and the policy and collector that a command plays with."""
+"""The options of a run on Ray, and the policy and collector that a command plays with: hooks of `room_options`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,15 @@ from llm_envs.errors import InvalidConfigError
 if TYPE_CHECKING:
     from llm_envs.policies.base import Policy
 
-__all__ = ["add_ray_arguments", "open_collector"]
+__all__ = ["add_arguments", "open_collector"]
 
 HERE = "here"
 
 
-def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of Ray."""
+    if command == "doctor":
+        return
     group = parser.add_argument_group("Ray")
     group.add_argument(
         "--ray",
@@ -38,26 +40,23 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
 def open_collector(
     arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
-) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the policy, and the arguments `codec` and `make_collector` of `collect_run`. With Ray, actors have both.
+) -> AbstractContextManager[tuple[Any, dict[str, Any]]] | None:
+    """Return a function that makes an actor's policy, and the argument `make_collector` of `collect_run`.
 
     Args:
         arguments: The parsed options.
         scripts: See `open_player`.
 
     Raises:
-        InvalidConfigError: If the options contradict each other, or as `open_player` does.
+        InvalidConfigError: If the options contradict each other.
     """
     if arguments.ray is None:
         named = [name for name in ("ray_actors", "ray_gpus", "ray_labels") if getattr(arguments, name) is not None]
         if named:
             raise InvalidConfigError(f"--{named[0].replace('_', '-')} needs --ray.")
-        with open_player(arguments, scripts) as (policy, codec):
-            yield policy, {"codec": codec}
-        return
+        return None
     if getattr(arguments, "serve", None):
         raise InvalidConfigError("--serve starts servers on this machine: with --ray, start them and give --url.")
     if arguments.max_concurrency == "auto":
@@ -69,7 +68,8 @@ def open_collector(
     options = {} if arguments.ray_gpus is None else {"num_gpus": arguments.ray_gpus}
     settings = {"n_actors": arguments.ray_actors, "actor_options": options, "labels": arguments.ray_labels}
     settings["address"] = None if arguments.ray == HERE else arguments.ray
-    yield partial(_player, vars(arguments), scripts), {"make_collector": partial(RayCollector, **settings)}
+    make = partial(_player, vars(arguments), scripts)
+    return nullcontext((make, {"make_collector": partial(RayCollector, **settings)}))
 
 
 def _player(options: Mapping[str, Any], scripts: Mapping[str, Callable[[], Policy]]) -> Any:

@@ -25,7 +25,9 @@ from llm_envs.tracking.loggers import visible_text
 if TYPE_CHECKING:
     from llm_envs.agents.server import PolicyServer
 
-__all__ = ["TOKEN_VARIABLE", "add_arguments", "run"]
+__all__ = ["ABOUT", "TOKEN_VARIABLE", "add_arguments", "run"]
+
+ABOUT = "Serve a model by OpenAI's API, and record what agents do with it."
 
 TOKEN_VARIABLE = "LLM_ENVS_SERVE_TOKEN"
 """Environment variable with the bearer token; without it the token is random."""

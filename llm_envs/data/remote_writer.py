@@ -52,28 +52,17 @@ from llm_envs.data.folder import (
 from llm_envs.data.lock import LOCK_NAME, FolderLock
 from llm_envs.data.log import AppendLog, read_log, remove_torn_line
 from llm_envs.data.parquet import can_compact, write_shard
-from llm_envs.data.storage import as_path, exists, is_remote, put, reaching
-from llm_envs.data.writer import MAX_LOG_BYTES, TrajectoryWriter, check_folder, finished_keys, json_settings
+from llm_envs.data.storage import as_path, exists, put, reaching
+from llm_envs.data.writer import MAX_LOG_BYTES, UPLOAD_EVERY_S, check_folder, finished_keys, json_settings
 from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
 from llm_envs.types import Trajectory
 
-__all__ = ["UPLOAD_EVERY_S", "RemoteWriter", "open_writer"]
+__all__ = ["RemoteWriter"]
 
-UPLOAD_EVERY_S = 60.0
-"""Two or three requests a minute, and at most a minute of episodes to play again after the loss of a machine."""
 _LEASES = 2.5
 """A lock counts for this many uploads, so one that is late or fails does not give the run away."""
 _GAP = 1000
 """After a lock was taken over, shards are numbered from this much higher: its old owner may still put one."""
-
-
-def open_writer(
-    path: str | Path, *, upload_every_s: float = UPLOAD_EVERY_S, **settings: Any
-) -> TrajectoryWriter | RemoteWriter:
-    """Return the writer for a run's folder, here or on object storage; see `TrajectoryWriter` and `RemoteWriter`."""
-    if is_remote(path):
-        return RemoteWriter(path, upload_every_s=upload_every_s, **settings)
-    return TrajectoryWriter(path, **settings)
 
 
 class RemoteWriter:

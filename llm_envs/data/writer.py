@@ -17,7 +17,7 @@ import json
 import threading
 import warnings
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from llm_envs.data.log import AppendLog, has_errored, read_keys, read_log, remov
 from llm_envs.data.parquet import can_compact, read_shard, read_shard_keys, write_shard
 from llm_envs.data.storage import as_path, exists, is_remote, local_path, names_in
 from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.registration import load_entry_point
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory
 
@@ -56,6 +57,7 @@ __all__ = [
     "iter_trajectories",
     "json_settings",
     "n_records",
+    "open_writer",
     "read_run",
     "read_trajectories",
     "remaining",
@@ -63,6 +65,11 @@ __all__ = [
 
 MAX_LOG_BYTES = 64 * 2**20
 """About two million tokens: a second or two of compacting, and little to parse when a run is resumed."""
+
+UPLOAD_EVERY_S = 60.0
+"""Two or three requests a minute, and at most a minute of episodes to play again after the loss of a machine."""
+WRITER_GROUP = "llm_envs.writers"
+"""Entry-point group: `storage` is a `TrajectoryWriter` for object storage that also takes `upload_every_s`."""
 
 EpisodeKey = tuple[str, int]
 """(group_id, member): the key of an episode."""
@@ -258,6 +265,14 @@ class TrajectoryWriter:
             write_manifest(self.path, manifest)
             self._manifest = manifest
             log.unlink()
+
+
+def open_writer(path: str | Path, *, upload_every_s: float = UPLOAD_EVERY_S, **others: Any) -> TrajectoryWriter:
+    """Return the writer of a run's folder, here or on object storage; `others` are arguments of `TrajectoryWriter`."""
+    if not is_remote(path):
+        return TrajectoryWriter(path, **others)
+    make: Callable[..., TrajectoryWriter] = load_entry_point(WRITER_GROUP, "storage", str(path))
+    return make(path, upload_every_s=upload_every_s, **others)
 
 
 def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:

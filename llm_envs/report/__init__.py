@@ -1,6 +1,5 @@
 """Reports of runs for people, and plots, which need the extra `report` when they are used."""
 
-from llm_envs.report.certificate import write_certificate
 from llm_envs.report.hub import push_to_hub, write_hub_folder
 from llm_envs.report.plots import plot_training_curves
 from llm_envs.report.site import write_report
@@ -8,7 +7,6 @@ from llm_envs.report.site import write_report
 __all__ = [
     "plot_training_curves",
     "push_to_hub",
-    "write_certificate",
     "write_hub_folder",
     "write_report",
 ]

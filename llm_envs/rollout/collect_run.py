@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_envs.data.remote_writer import UPLOAD_EVERY_S, RemoteWriter, open_writer
 from llm_envs.data.shards import Shard
-from llm_envs.data.writer import MAX_LOG_BYTES, EpisodeKey, TrajectoryWriter, finished_keys, remaining
+from llm_envs.data.writer import MAX_LOG_BYTES, UPLOAD_EVERY_S, EpisodeKey, finished_keys, open_writer, remaining
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
@@ -95,7 +94,7 @@ def collect_run(
             as the step. A logger from `tracking.tracker_logger` also gets a sample of the episodes as a table.
         log_every_s: Seconds between two of its steps.
         max_log_bytes: See `TrajectoryWriter`.
-        upload_every_s: For a folder on object storage; see `RemoteWriter`.
+        upload_every_s: For a folder on object storage: seconds between two uploads.
         max_errors_in_a_row: The run stops after this many failed episodes in a row.
         make_collector: Makes the collector; `RayCollector`, perhaps with some of its arguments, takes as `policy` the
             function that makes an actor's.
@@ -127,7 +126,7 @@ def collect_run(
             left = partial(_left, active.source, indices, group_size, done)
             n_episodes = len(indices) * group_size
             n_left = sum(map(len, left())) if len(done) else n_episodes
-            saver = _EpisodeSaver(writer, max_errors_in_a_row, active.on_trajectory)
+            saver = _EpisodeSaver(writer.write, max_errors_in_a_row, active.on_trajectory)
             active.on_trajectory = saver.save
             # After `save` is set, because `watched` may wrap `on_trajectory` once more.
             with watched(active, n_episodes, n_episodes - n_left, show, logger, log_every_s):
@@ -216,17 +215,17 @@ class _EpisodeSaver:
 
     def __init__(
         self,
-        writer: TrajectoryWriter | RemoteWriter,
+        write: Callable[[Trajectory], None],
         max_errors_in_a_row: int,
         also: Callable[[Trajectory], None] | None,
     ) -> None:
         self.n_failed = 0
         self.first_error: RolloutError | None = None
-        self._writer, self._most, self._also, self._in_a_row = writer, max_errors_in_a_row, also, 0
+        self._write, self._most, self._also, self._in_a_row = write, max_errors_in_a_row, also, 0
 
     def save(self, trajectory: Trajectory) -> None:
         # Write first: if the caller's own function raises, the episode is not lost.
-        self._writer.write(trajectory)
+        self._write(trajectory)
         if self._also is not None:
             self._also(trajectory)
         error = trajectory.error

@@ -89,7 +89,8 @@ from planted_scores import (
 )
 from sound_envs import Backwards, Sum
 
-from llm_envs.checker import Certificate, Settings, certify
+from llm_envs.checker import Settings
+from llm_envs.checker.certification import Certificate, certify
 
 SETTINGS = Settings(n_episodes=12, max_step_s=0.004, max_reset_s=0.004)
 SOUND = (Sum, Backwards)

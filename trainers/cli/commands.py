@@ -20,15 +20,15 @@ from typing import Any
 
 from trl import ModelConfig
 
-from llm_envs.cli.agent_option import check_one
+from llm_envs.cli.arguments import check_one
 from llm_envs.cli.main import main as cli
+from llm_envs.cli.room_options import hooks
 from llm_envs.data.files import replacing
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.ending import resumable
 from llm_envs.trainers.cli.parser import (
-    AGENT,
     ENV,
     check_model,
     loading,
@@ -76,10 +76,9 @@ _DRY_RUN: dict[str, Any] = {
 
 @dataclass
 class GRPOArguments:
-    """The environment or agent, and the algorithm."""
+    """The environment, and the algorithm."""
 
     env: str | None = field(default=None, metadata=ENV)
-    agent: str | None = field(default=None, metadata=AGENT)
     algorithm: str | None = field(
         default=None,
         metadata={
@@ -101,10 +100,9 @@ class GRPOArguments:
 
 @dataclass
 class PPOArguments:
-    """The environment or agent, and the critic."""
+    """The environment, and the critic."""
 
     env: str | None = field(default=None, metadata=ENV)
-    agent: str | None = field(default=None, metadata=AGENT)
     critic: str | None = field(
         default=None,
         metadata={
@@ -150,8 +148,8 @@ class SFTArguments:
 
 KINDS: dict[str, tuple[type, ...]] = {
     "sft": (SFTArguments, EnvSFTConfig, ModelConfig),
-    "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig),
-    "ppo": (PPOArguments, EnvPPOConfig, ModelConfig),
+    "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig, *hooks("TrainingOptions")),
+    "ppo": (PPOArguments, EnvPPOConfig, ModelConfig, *hooks("TrainingOptions")),
     "dpo": (DPOArguments, EnvDPOConfig, ModelConfig),
 }
 """Training -> the dataclasses of its options."""
@@ -159,9 +157,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("grpo", KINDS["grpo"], arguments)
+    chosen, args, model, *others = parse("grpo", KINDS["grpo"], arguments)
     algorithm = _algorithm(read_algorithm(chosen.algorithm), chosen)
-    env, name = read_played(chosen), check_model(model.model_name_or_path)
+    env, name = read_played(chosen.env, others), check_model(model.model_name_or_path)
     further = model_arguments(model, args)
     if (teacher := chosen.teacher) is not None:
         is_served = teacher.startswith(("http://", "https://"))
@@ -175,8 +173,8 @@ def grpo(arguments: Sequence[str]) -> int:
 
 def ppo(arguments: Sequence[str]) -> int:
     """Train by PPO; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("ppo", KINDS["ppo"], arguments)
-    env, name = read_played(chosen), check_model(model.model_name_or_path)
+    chosen, args, model, *others = parse("ppo", KINDS["ppo"], arguments)
+    env, name = read_played(chosen.env, others), check_model(model.model_name_or_path)
     algorithm = None if chosen.algorithm_settings is None else _algorithm(PPO, chosen)
     critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
     checkpoint = _begin(args, "PPO", chosen, model)

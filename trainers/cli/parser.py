@@ -17,15 +17,13 @@ from typing import Any
 
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from llm_envs.cli.agent_option import AGENT_HELP, check_one, load_agent
-from llm_envs.cli.arguments import concurrency
+from llm_envs.cli.arguments import check_one, concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
-    "AGENT",
     "ENV",
     "EXAMPLES",
     "TrainingParser",
@@ -44,8 +42,6 @@ ENV: dict[str, Any] = {
     '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}.'
 }
 """Metadata of the field `env`."""
-AGENT: dict[str, Any] = {"help": f"{AGENT_HELP}, in place of --env."}
-"""Metadata of the field `agent`."""
 
 _ALIASES = {"--model-name-or-path": "--model", "--output-dir": "--out", "--num-generations": "--group-size"}
 """TRL's name of an option -> the name in the other commands."""
@@ -162,17 +158,19 @@ def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[A
     return tuple(make(kind, values) for kind in kinds)
 
 
-def read_played(chosen: Any) -> Any:
-    """Return what a training plays: the environment or the agent.
+def read_played(env: str | None, others: Sequence[Any]) -> Any:
+    """Return what a training plays.
 
     Args:
-        chosen: The training's options, with `env` and `agent`.
+        env: The option `--env`.
+        others: The options in place of it: the `TrainingOptions` of `llm_envs.cli.room_options`.
 
     Raises:
         InvalidConfigError: If not exactly one is given, or the one that is cannot be read.
     """
-    check_one({"--env": chosen.env, "--agent": chosen.agent})
-    return load_agent(chosen.agent) if chosen.agent else read_environment(chosen.env)
+    check_one({"--env": env} | {f"--{name}": value for other in others for name, value in vars(other).items()})
+    played = [found for other in others if (found := other.played()) is not None]
+    return played[0] if played else read_environment(env)
 
 
 def read_environment(text: str | None) -> Any:

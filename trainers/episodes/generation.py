@@ -25,17 +25,14 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import to_groups
 from llm_envs.data.log import AppendLog, read_log
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
-from llm_envs.policies.vllm.server import VLLMServerPolicy, open_client
+from llm_envs.registration import load_entry_point
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
-from llm_envs.rollout.episode_player import EpisodePlayer
 from llm_envs.rollout.filters import GroupFilter
-from llm_envs.rollout.ray_cluster import RayCluster
-from llm_envs.rollout.ray_collector import RayCollector
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import add_branches, is_root, n_roots
-from llm_envs.sources.source import SeedSource, group_specs
+from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
@@ -45,6 +42,7 @@ from llm_envs.trainers.run.time_shares import TimeShares
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
+    "COLLECTOR_GROUP",
     "STATE_FILE",
     "GenerationPlayer",
     "close_player",
@@ -54,6 +52,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+COLLECTOR_GROUP = "llm_envs.collectors"
+"""Entry-point group of functions that make the collector of a trainer: `ray` for the setting `ray`."""
 STATE_FILE = "llm_envs_state.json"
 """File in a checkpoint with our state, such as the episode source's and its curriculum's."""
 
@@ -97,26 +97,9 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
     others |= {"workers": args.workers, "env_servers": args.env_servers or ()}
     if args.ray is not None:
-        return _ray_collector(items.source, policy, codec, args, others)
+        make: Callable[..., Collector] = load_entry_point(COLLECTOR_GROUP, "ray", f"ray={args.ray!r}")
+        return make(items.source, policy, codec, args, others)
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
-
-
-def _ray_collector(
-    source: SeedSource, policy: VLLMServerPolicy, codec: ChatCodec, args: Any, others: Mapping[str, Any]
-) -> RayCollector:
-    """Return a collector whose actors are clients of the policy's servers, and follow the weights that it sends."""
-    for env_id, factory in source.factories.items():
-        if isinstance(factory, EpisodePlayer):
-            raise InvalidConfigError(f"ray={args.ray!r}: {env_id} plays its episodes in this process; leave out ray.")
-    with RayCluster(args.ray) as cluster:  # the processes share the actors
-        n_actors = max(1, cluster.room({}) // args.world_size)
-    each = -(-args.max_concurrency // n_actors)
-    settings = {"model": policy.model, "exchange_dir": args.vllm_exchange_dir, "transport": args.vllm_transport}
-    make = partial(open_client, policy.urls, codec, max_concurrency=each, **settings)
-    collector = RayCollector(source, make, n_actors=n_actors, address=args.ray, max_concurrency=each, **others)
-    collector.policy, collector.codec = policy, codec  # they know the version of the weights, and the template
-    policy.followers.append(collector.follow)
-    return collector
 
 
 def _episodes_at_a_time(args: Any) -> int:

@@ -13,7 +13,8 @@ from doors import require
 
 from llm_envs.bridges import openenv as bridge
 from llm_envs.bridges.openenv import OpenEnvEnv, create_openenv_app, observation_text
-from llm_envs.checker import Settings, certify
+from llm_envs.checker import Settings
+from llm_envs.checker.certification import certify
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector

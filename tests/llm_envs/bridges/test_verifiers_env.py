@@ -8,7 +8,8 @@ import gymnasium as gym
 import pytest
 from doors import require
 
-from llm_envs.checker import Settings, certify
+from llm_envs.checker import Settings
+from llm_envs.checker.certification import certify
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.types import SamplingParams
 

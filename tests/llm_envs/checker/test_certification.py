@@ -27,14 +27,14 @@ from planted_defects import (
     table,
 )
 
-from llm_envs.checker import Settings, certify
+from llm_envs.checker import Settings
+from llm_envs.checker.certification import certify
 from llm_envs.checker.clauses import CHECKS, CLAUSES
 from llm_envs.cli.main import main
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, UnknownTaskError
 from llm_envs.registration import register_task
-from llm_envs.report import write_certificate
-from llm_envs.report.certificate import badge
+from llm_envs.report.certificate import badge, write_certificate
 from llm_envs.testing import NumbersEnv
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # the clock, open files and threads are looked at

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from llm_envs.checker import certify
+from llm_envs.checker.certification import certify
 from llm_envs.errors import MissingExtraError
 from llm_envs.registration import task_ids
 

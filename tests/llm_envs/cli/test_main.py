@@ -15,13 +15,14 @@ import gymnasium as gym
 import pytest
 
 import llm_envs
-from llm_envs.cli.main import COMMANDS, create_parser, main
+from llm_envs.cli.main import all_commands, create_parser, main
 from llm_envs.cli.parser import Parser, take_debug
 from llm_envs.env import SingleTurnEnv
 from llm_envs.errors import did_you_mean
 from llm_envs.registration import register_task
 
 PLAYED = "llm/Arithmetic-v0"
+COMMANDS = all_commands()
 
 
 class Fails(SingleTurnEnv):
@@ -76,7 +77,7 @@ def test_every_option_has_a_help_and_every_command_reads_a_file() -> None:
 def test_a_server_on_every_address_warns(capsys: pytest.CaptureFixture[str]) -> None:
     """Each command with `--host`, however the address is written; what else is wrong ends it after the warning."""
     servers = {name for name, parser in parsers().items() if "--host" in parser._option_string_actions}
-    assert servers == {"serve", "serve-envs"}
+    assert servers == {"serve", "serve-envs"} & COMMANDS.keys()
     for name in servers:
         command = [name, *(["no/such/folder"] if name == "serve" else []), "--port", "99999"]
         for host, warns in [("0.0.0.0", True), ("::", True), ("0", True), ("", True), ("127.0.0.1", False)]:
@@ -100,7 +101,7 @@ def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str
     ("arguments", "message"),
     [
         (["plya"], "invalid choice: 'plya' (choose from 'list', 'check'"),
-        (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'certify', 'new-task'"),
+        (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'new-task', 'play'"),
         (["--fmaily"], "--fmaily: there is no such option. `llm-envs --help` lists every option."),
         (["play", "--modle", "x"], "--modle: there is no such option. Did you mean --model?"),
         (["play", PLAYED, "--max_turn_tokes=4"], "--max-turn-tokes: there is no such option. Did you mean --max-turn-"),
@@ -305,9 +306,10 @@ HEAVY = (
 LOADED = f"""
 import json, os, sys
 import llm_envs.cli.main
-from llm_envs.cli.main import COMMANDS, main
+from llm_envs.cli.main import COMMANDS, COMMAND_GROUP, main
+from llm_envs.registration import installed_entry_points
 loaded = {{}}
-for name in ["", *COMMANDS]:
+for name in ["", *COMMANDS, *(found.name for found in installed_entry_points(COMMAND_GROUP))]:
     read, write = os.pipe()
     if not os.fork():  # each from here: what one loads, no other has
         sys.stdout = open(os.devnull, "w")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llm_envs.cli.main import COMMANDS, create_parser, main
+from llm_envs.cli.main import all_commands, create_parser, main
 from llm_envs.cli.parser import read_yaml
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import read_run
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command_line.md"
-WITH_FILE = [name for name, command in COMMANDS.items() if command.reads_config]
+WITH_FILE = [name for name, command in all_commands().items() if command.reads_config]
 
 
 @pytest.fixture

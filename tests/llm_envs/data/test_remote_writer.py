@@ -27,10 +27,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from llm_envs.cli.main import main
 from llm_envs.data.folder import read_manifest
-from llm_envs.data.remote_writer import RemoteWriter, open_writer
+from llm_envs.data.remote_writer import RemoteWriter
 from llm_envs.data.shards import Shard, merge_runs
 from llm_envs.data.storage import as_path, put
-from llm_envs.data.writer import FinishedKeys, check_folder, finished_keys
+from llm_envs.data.writer import FinishedKeys, check_folder, finished_keys, open_writer
 from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
 from llm_envs.evaluation import replay
 from llm_envs.policies import OraclePolicy

@@ -415,7 +415,7 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
             ["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL],
             "--model is missing",
         ),
-        (command, "--env or --agent: none is given, one is needed."),
+        (command, "none is given, one is needed."),
         ([*command, "--env", "llm/Countdown-v0", "--algorithm", "gdpo"], "algorithm='gdpo' is not known"),
         (
             [*command, "--env", "x", "--num_generation", "4"],
