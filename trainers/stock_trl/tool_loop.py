@@ -94,7 +94,7 @@ def environment_factory(env: Envs, *, env_kwargs: Mapping[str, Any] | None = Non
         _check_tool(probe, schema["name"])
         members[schema["name"]] = _method(schema, partial(_write_call, schema["name"]))
     if not schemas and not _is_single_turn(probe):
-        members["act"] = _method(_ACT, _said)
+        members["act"] = _method(_ACT, _as_text)
     name, doc = type(probe.unwrapped).__name__, f"{_maker(env, 'train', env_kwargs).env_id} for TRL's tool loop."
     probe.close()
 
@@ -202,7 +202,7 @@ _ACT: Mapping[str, Any] = {
 }
 
 
-def _said(text: str) -> str:
+def _as_text(text: str) -> str:
     return text
 
 
