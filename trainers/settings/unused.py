@@ -1,5 +1,7 @@
 """Settings without effect: `without` takes away those that never have one, and `refuse_unused` rejects the others.
 
+A setting that is taken away, misspelt or of another version is refused by name (`NamedSettings`).
+
 A case is `(holds, why, names)`. If it holds, none of the named fields has an effect, and `refuse_unused` raises if one
 of them is not at its default. A test checks that each field of TRL's configs is taken away, named in a case, or always
 has an effect.
@@ -11,13 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field, fields
 from typing import Any, TypeVar
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
 from llm_envs.trainers.engines.servers import SERVER_SETTINGS
 
 __all__ = [
     "SET_BY_ALGORITHM",
     "Case",
+    "NamedSettings",
     "dpo_cases",
     "grpo_cases",
     "is_changed",
@@ -40,14 +43,35 @@ _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "c
 _MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 
 
-def without(*names: str) -> Callable[[type[T]], type[T]]:
+class NamedSettings:
+    """Refuses an argument that a configuration does not have: a mixin before TRL's dataclass."""
+
+    _taken_away: Any = {}
+    """The names that `without` took away, with the reason."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the names.
+
+        Raises:
+            InvalidConfigError: If a name is none of a setting.
+        """
+        kind: Any = cls
+        known = [setting.name for setting in fields(kind) if setting.init]
+        for name in [name for name in kwargs if name not in known]:
+            why = f" TRL's is left out: {kind._taken_away[name]}." if name in kind._taken_away else ""
+            raise InvalidConfigError(f"{cls.__name__} has no setting {name}.{why or did_you_mean(name, known)}")
+        return super().__new__(cls)
+
+
+def without(why: str, *names: str) -> Callable[[type[T]], type[T]]:
     """Take inherited settings away from a dataclass: its arguments and the command line no longer have them.
 
     As attributes they keep their defaults, for TRL's code that reads them. Names that this version of TRL lacks are
-    skipped. Apply it before `dataclass`.
+    skipped. Apply it before `dataclass`; `why` is said to those who give one.
     """
 
-    def change(kind: type[T]) -> type[T]:
+    def change(kind: Any) -> Any:
+        kind._taken_away = kind._taken_away | dict.fromkeys(names, why)
         for name in (name for name in names if hasattr(kind, name)):
             setattr(kind, name, field(default=getattr(kind, name), init=False))
             kind.__annotations__[name] = Any
@@ -114,11 +138,6 @@ def dpo_cases(args: Any, *, has_selector: bool) -> list[Case]:
     """
     losses = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
     return [
-        (
-            True,
-            "pairs are encoded and cut before TRL sees them (see overlong)",
-            ("truncation_mode", "dataset_num_proc"),
-        ),
         (has_selector, "selector chooses the pairs", ("pair_selector", "pairs_per_group", "pair_length_ratio")),
         (args.pair_selector != "random", "pair_selector is not 'random'", ("pairs_per_group",)),
         (args.pair_selector != "length", "pair_selector is not 'length'", ("pair_length_ratio",)),

@@ -34,7 +34,7 @@ from llm_envs.trainers.settings.checks import (
     longest_row,
     with_split,
 )
-from llm_envs.trainers.settings.unused import refuse_unused, without
+from llm_envs.trainers.settings.unused import NamedSettings, refuse_unused, without
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
 from llm_envs.types import Trajectory
 
@@ -47,9 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-# Rows are encoded, masked and cut before TRL sees them.
-@without("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode")
-class EnvSFTConfig(SFTConfig):
+@without(
+    "rows are encoded, masked and cut before TRL sees them",
+    *("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode"),
+)
+class EnvSFTConfig(NamedSettings, SFTConfig):
     """TRL's `SFTConfig` with settings for environments."""
 
     env_kwargs: dict[str, Any] | str | None = field(
