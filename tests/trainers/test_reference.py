@@ -447,11 +447,12 @@ def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resum
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY, kind=saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")}, kind=resumed)
     with pytest.raises(
-        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*give the folder as"
+        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*begin a new run"
     ):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
-    (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
-    with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):
+    for name in ("llm_envs_state.json", "training_args.bin"):
+        (tmp_path / "saved" / "checkpoint-1" / name).unlink()
+    with pytest.raises(InvalidConfigError, match="learned by TRL's own loss"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
 
 

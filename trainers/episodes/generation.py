@@ -49,6 +49,7 @@ __all__ = [
     "GenerationPlayer",
     "close_player",
     "make_collector",
+    "sampling_of",
     "unused_folder",
 ]
 
@@ -77,16 +78,9 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
             f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
             f"context of {policy.max_model_len} tokens: lower it."
         )
-    sampling = SamplingParams(
-        max_new_tokens=args.max_turn_tokens or max_completion,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k or 0,
-        min_p=args.min_p or 0.0,
-        repetition_penalty=args.repetition_penalty,
-        thinking=args.thinking,
-        keep_mask=getattr(args, "keep_sampling_mask", False),
-    )
+    keep_mask = getattr(args, "keep_sampling_mask", False)
+    max_turn = args.max_turn_tokens or max_completion
+    sampling = sampling_of(args, max_turn, thinking=args.thinking, keep_mask=keep_mask)
     limits = RolloutLimits(
         max_turns=args.max_turns,
         max_turn_tokens=args.max_turn_tokens,
@@ -99,6 +93,19 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     if args.ray is not None:
         return _ray_collector(items.source, policy, codec, args, others)
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
+
+
+def sampling_of(args: Any, max_new_tokens: int, **others: Any) -> SamplingParams:
+    """Return how turns of at most `max_new_tokens` tokens are sampled, by TRL's settings and `others` of ours."""
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        **others,
+    )
 
 
 def _ray_collector(

@@ -52,7 +52,7 @@ class AlgorithmState:
 
     Args:
         args: The trainer's settings.
-        given: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule
+        chosen: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule
             must depend only on the generation: it is called for every generation before training starts, so an invalid
             algorithm is rejected first.
         known: The algorithms that can be given by name.
@@ -67,25 +67,26 @@ class AlgorithmState:
     def __init__(
         self,
         args: Any,
-        given: Algorithms | None,
+        chosen: Algorithms | None,
         *,
         known: Mapping[str, Algorithm] = ALGORITHMS,
         has_critic: bool = False,
         may_fork: bool = False,
         n_items: int | None = None,
     ) -> None:
-        is_given = given is not None
-        if given is None:
-            given = algorithm_from_trl(args, has_critic=has_critic)
-        self._schedule = _as_schedule(given, known)
-        if isinstance(given, Mapping):
-            # A mapping lists its algorithms. A function may return any, so it is called for each generation.
-            asked: Iterable[Algorithm] = (self._schedule(int(start)) for start in given)
+        if chosen is None:
+            algorithms: Algorithms = algorithm_from_trl(args, has_critic=has_critic)
         else:
-            asked = map(self._schedule, range(_n_generations(args, n_items) if callable(given) else 1))
+            _refuse_settings(args)
+            algorithms = chosen
+        self._schedule = _as_schedule(algorithms, known)
+        # A mapping lists its algorithms. A function may return any, so it is called for each generation.
+        numbers: Iterable[int] = range(_n_generations(args, n_items) if callable(algorithms) else 1)
+        if isinstance(algorithms, Mapping):
+            numbers = map(int, algorithms)
         kinds: dict[tuple[Any, ...], Algorithm] = {}
         self._controllers: dict[str, KLController] = {}
-        for algorithm in asked:
+        for algorithm in map(self._schedule, numbers):
             kinds.setdefault(_kind(algorithm), algorithm)
             self._add_controller(algorithm)
         self._kinds = frozenset(kinds)
@@ -105,15 +106,13 @@ class AlgorithmState:
         self.algorithm = self._schedule(0)
         self.n_generations = 0
         """Training generations started so far."""
-        if is_given:
-            _refuse_settings(args)
         _check(self.known, args, has_critic=has_critic, may_fork=may_fork or args.history == "template")
 
     def _add_controller(self, algorithm: Algorithm) -> None:
         """Make the controller of an algorithm whose coefficient is a schedule: one for each name."""
         if not callable(algorithm.kl_coef):
             return
-        controller = self._controllers.setdefault(algorithm.name, KLController(algorithm.kl_coef, 0.0))
+        controller = self._controllers.setdefault(algorithm.name, KLController(algorithm.kl_coef))
         if controller.schedule is not algorithm.kl_coef:  # its state is saved by the algorithm's name
             raise InvalidConfigError(
                 f"two schedules of the KL belong to algorithms called {algorithm.name!r}: give these different names, "
@@ -219,12 +218,12 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         InvalidConfigError: If a field is unknown or a value is invalid.
     """
     try:
-        given = strict_json(settings) if isinstance(settings, str) else dict(settings)
+        fields = strict_json(settings) if isinstance(settings, str) else dict(settings)
     except ValueError:
-        given = None
-    if not isinstance(given, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise InvalidConfigError(f"algorithm_settings={settings!r}; it must be a JSON object: '{{\"kl_coef\": 0.04}}'.")
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in _SETTINGS:
             raise InvalidConfigError(
                 f"algorithm_settings has {name!r}; the fields are {', '.join(_SETTINGS)}."
@@ -235,15 +234,15 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds if kind is not int)
             raise InvalidConfigError(f"algorithm_settings has {name}={value!r}; it must be {wanted}.")
-    if isinstance(given.get("kl_coef"), str):
-        given["kl_coef"] = parse_kl_schedule(given["kl_coef"])
-    if "kl_fn" in given:
-        if given["kl_fn"] not in KL_ESTIMATORS:
+    if isinstance(fields.get("kl_coef"), str):
+        fields["kl_coef"] = parse_kl_schedule(fields["kl_coef"])
+    if "kl_fn" in fields:
+        if fields["kl_fn"] not in KL_ESTIMATORS:
             known = ", ".join(KL_ESTIMATORS)
-            raise InvalidConfigError(f"algorithm_settings has kl_fn={given['kl_fn']!r}; known are {known}.")
-        given["kl_fn"] = KL_ESTIMATORS[given["kl_fn"]]
+            raise InvalidConfigError(f"algorithm_settings has kl_fn={fields['kl_fn']!r}; known are {known}.")
+        fields["kl_fn"] = KL_ESTIMATORS[fields["kl_fn"]]
     try:
-        return replace(algorithm, **given)
+        return replace(algorithm, **fields)
     except (TypeError, ValueError) as error:
         raise InvalidConfigError(f"algorithm_settings: {error}") from error
 

@@ -161,22 +161,13 @@ def _source(
     env: Envs | None, prompts: PromptsLike | None, reward_fn: RewardFn | None, settings: Mapping[str, Any]
 ) -> Any:
     """Return the environment that is played."""
-    if (env is None) == (prompts is None):
-        given = "neither" if env is None else "both"
-        raise InvalidConfigError(
-            f"{given} of env and prompts is given: give env=..., or prompts=... and reward_fn=... ."
-        )
-    if (prompts is None) != (reward_fn is None):
-        raise InvalidConfigError(
-            "prompts need reward_fn=(row, reply) -> reward."
-            if reward_fn is None
-            else "reward_fn is for prompts; an environment pays its own reward."
-        )
     env_kwargs = settings.get("env_kwargs")
-    if prompts is not None and reward_fn is not None:
-        if env_kwargs:
-            raise InvalidConfigError(f"env_kwargs={dict(env_kwargs)!r} go with env: prompts have none.")
+    if env is None and prompts is not None and reward_fn is not None and not env_kwargs:
         return PromptTask(prompts, reward_fn)
+    if env is None or prompts is not None or reward_fn is not None:
+        named = {"env": env, "env_kwargs": env_kwargs, "prompts": prompts, "reward_fn": reward_fn}
+        given = ", ".join(name for name, value in named.items() if value is not None) or "nothing"
+        raise InvalidConfigError(f"{given} is given: give env and perhaps env_kwargs, or prompts and reward_fn.")
     if isinstance(env_kwargs, Mapping) and env_kwargs.get("split") == "test":
         raise InvalidConfigError("env_kwargs has split='test': that one is for measuring.")
     return env

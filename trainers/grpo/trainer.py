@@ -56,7 +56,7 @@ from llm_envs.trainers.episodes.rewards import (
     score_episodes,
     with_overlong,
 )
-from llm_envs.trainers.forward.filtered import unfiltered_rows
+from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.forward.kept import KeptRows
 from llm_envs.trainers.forward.packed_rows import PackedRows
 from llm_envs.trainers.forward.shared_prompts import SharedPrompts
@@ -241,9 +241,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 n_rows=n_rows,
             )
         is_weighted = args.use_vllm and self.vllm_importance_sampling_correction
-        if is_weighted or not self._guarded:
-            rows = self._unfiltered(rows)
         output = self._padded(rows)
+        if is_weighted or not self._guarded:
+            output = self._unfiltered(output)
         mask_BT = batch_from_trl(output).mask_BT
         output["num_items_in_batch"] = self.accelerator.reduce(mask_BT.sum(), reduction="sum")
         size = args.per_device_train_batch_size if self._mode == "train" else args.per_device_eval_batch_size
@@ -264,13 +264,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 output["ref_per_token_logps"] = self._score(reference, output, batch_size=size)[0]
         return output
 
-    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _unfiltered(self, output: dict[str, Any]) -> dict[str, Any]:
         """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
-        sampling = self.collector.sampling
+        sampling, model = self.collector.sampling, cast("torch.nn.Module", self.model)
         if sampling.keep_mask or not has_filters(sampling):
-            return rows
+            return output
         with self._whole_activations():
-            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
+            batch = without_filters(model, replace(batch_from_trl(output), sampling=sampling))
+        return output | {"sampling_per_token_logps": batch.sampled_logps_BT}
 
     @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:

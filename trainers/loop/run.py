@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -39,7 +39,7 @@ from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.engines.engine_weights import engine_weights
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
-from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
+from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.rewards import (
     EpisodeRewards,
     RewardSettings,
@@ -49,11 +49,12 @@ from llm_envs.trainers.episodes.rewards import (
     with_overlong,
 )
 from llm_envs.trainers.episodes.training_record import precision
+from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
-from llm_envs.trainers.loop.batch import minibatch_rows, sampling_gaps, score_batch, without_filters
+from llm_envs.trainers.loop.batch import autocast, minibatch_rows, score_batch
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
 from llm_envs.trainers.loop.state import (
     CheckpointFn,
@@ -279,11 +280,14 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
 def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:
     """Compare sampled with recomputed log-probabilities."""
     if settings.logps_tolerance is not None:
-        size, dtype = settings.micro_batch_size, settings.autocast_dtype
-        gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
+        gaps = sampling_gaps(_scored(state.model, batch, settings), batch)
         if len(gaps):
             rounding = rounding_of(precision(state.model, settings))
             check_gaps(gaps, settings.logps_tolerance, rounding, state.model)
+
+
+def _scored(model: torch.nn.Module, batch: Batch, settings: LoopSettings) -> torch.Tensor:
+    return score_batch(model, batch, micro_batch_size=settings.micro_batch_size, autocast_dtype=settings.autocast_dtype)
 
 
 def _steps(
@@ -364,7 +368,8 @@ def _batch(state: TrainingState, paid: EpisodeRewards, sampling: SamplingParams,
         mask_truncated=settings.mask_truncated,
         trajectory_filter=limited(settings.trajectory_filter, settings.max_function_s, "the trajectory_filter"),
     )
-    return without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+    with autocast(state.device, settings.autocast_dtype):
+        return without_filters(state.model, batch)
 
 
 def _prepared(
@@ -375,14 +380,10 @@ def _prepared(
     settings: LoopSettings,
 ) -> tuple[Batch, dict[str, float]]:
     """Return the batch with all inputs of the algorithm, and metrics."""
-    sizes: dict[str, Any] = {
-        "micro_batch_size": settings.micro_batch_size,
-        "autocast_dtype": settings.autocast_dtype,
-    }
     has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.has_paid_kl
     # One pass serves three uses: the ratios' denominators, a KL in the reward, and the reference of pairs.
     if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
-        batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
+        batch = replace(batch, policy_logps_BT=_scored(state.model, batch, settings))
     if settings.old_logps == "recomputed":
         assert batch.policy_logps_BT is not None
         weights = settings.importance_weights(batch.policy_logps_BT, batch.need("sampled_logps_BT"), batch.mask_BT)
@@ -391,7 +392,7 @@ def _prepared(
         batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
         assert state.reference is not None
-        batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
+        batch = replace(batch, ref_logps_BT=_scored(state.reference, batch, settings))
     batch, scored = with_advantages(batch, algorithm, paid, limit_s=settings.max_function_s)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 

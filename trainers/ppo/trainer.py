@@ -33,7 +33,7 @@ from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
 from llm_envs.trainers.settings.unused import refuse_unused
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel
 
 __all__ = ["EnvPPOConfig", "EnvPPOTrainer"]
 
@@ -289,12 +289,10 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
 
 class _CriticStep(TrainerCallback):
-    """Step the critic just before the policy's step, when all gradients of the step are accumulated."""
+    """Steps the critic just before the policy's step, when all gradients of the step are accumulated."""
 
     def __init__(self, trainer: EnvPPOTrainer) -> None:
         self._trainer = trainer
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.step_critic()
