@@ -412,7 +412,7 @@ def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
             "dpo",
             {"precompute_ref_log_probs": True},
             {"reference_update_fn": create_ema_update(0.9)},
-            "keeps what the reference said once",
+            "precompute_ref_log_probs is done once",
         ),
         ("dpo", {"precompute_ref_log_probs": True}, {"ref_model_fn": frozen_copy}, "give ref_model="),
         ("dpo", {}, {"ref_model_fn": frozen_copy, "ref_model": object()}, "both make the reference"),

@@ -93,15 +93,11 @@ class AlgorithmState:
         self.known = list(kinds.values())
         """The distinct algorithms of the run."""
         self.names = list(dict.fromkeys(algorithm.name for algorithm in self.known))
-        if getattr(args, "async_generations", 0) and len({algorithm.dynamic_sampling for algorithm in self.known}) > 1:
+        is_mixed = len({algorithm.dynamic_sampling for algorithm in self.known}) > 1
+        if args.async_generations and (is_mixed or any(algorithm.branches for algorithm in self.known)):
             raise InvalidConfigError(
-                f"async_generations={args.async_generations}, and only some algorithms have dynamic_sampling: it "
-                "filters groups while they are played, before their algorithm is known. Set it in all or none."
-            )
-        if getattr(args, "async_generations", 0) and any(algorithm.branches for algorithm in self.known):
-            raise InvalidConfigError(
-                f"async_generations={args.async_generations} with an algorithm that has branches: they begin when "
-                "their roots have ended. Set async_generations=0, or branches=0."
+                f"async_generations={args.async_generations}: a generation that begins early has no branches, and "
+                "filters groups before its algorithm is known: set branches=0, and dynamic_sampling in all or none."
             )
         self.algorithm = self._schedule(0)
         self.n_generations = 0

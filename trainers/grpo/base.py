@@ -140,11 +140,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             self._synced_step = self.state.global_step
 
     def _n_further_rows(self, n_forks: int) -> int:
-        """Return how many rows to add for forked episodes: the same number on every process, in full groups.
-
-        Args:
-            n_forks: Rows beyond the first of each episode, on this process.
-        """
+        """Return how many rows to add for this process's `n_forks`: as many on every process, in full groups."""
         if self.args.history == "append" and self._context_fn is None:
             return 0
         # TRL reshapes rewards into groups and splits a generation evenly into micro-batches: round up to fit both.
@@ -171,13 +167,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     ) -> None:
         """On the first batch, raise if the log-probabilities from sampling differ from the trained model's.
 
-        Args:
-            output: The batch.
-            score: Returns the trained model's log-probabilities of a batch.
-            unfilter: Removes the sampling filters from a batch's log-probabilities.
-
-        Raises:
-            ModelError: If their mean gap exceeds `args.logps_tolerance`.
+        `score` returns the trained model's of a batch, and `unfilter` removes the sampling filters from a batch's.
         """
         if self._guarded:
             return

@@ -107,13 +107,7 @@ class LogsGenerations(LogsMeans):
         return table
 
     def _log_policy(self, algorithm: Algorithm, batch: Batch, stats: Mapping[str, torch.Tensor]) -> None:
-        """Log how the policy of a micro-batch differs from the one that sampled, by TRL's names where it has them.
-
-        Args:
-            algorithm: The algorithm.
-            batch: The micro-batch with log-probabilities and entropies.
-            stats: The statistics of `algorithm_loss`.
-        """
+        """Log how the policy of a micro-batch, with the `stats` of its loss, differs from the one that sampled."""
         mask_BT, logps_BT = batch.mask_BT, batch.need("logps_BT").detach()
         old_BT = logps_BT if batch.old_logps_BT is None else batch.old_logps_BT
         # The old policy sampled the tokens, so k3 with swapped arguments estimates KL(old||new).

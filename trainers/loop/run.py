@@ -223,31 +223,23 @@ def train(
     n_failed, first = 0, state.iteration
     while state.iteration < n_iterations:
         start = time.perf_counter()
-        present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
-        if present.by_state is True:
-            present = replace(present, by_state=create_state_fn(collector.source.factories))
-        _check_algorithm(present, state, collector)
-        now = _with_max_length(settings, present, collector, max_turns)
+        current = _algorithm_of(algorithm, state, collector)
+        bounded = _with_max_length(settings, current, collector, max_turns)
+        played_at = n_groups, group_size, state.iteration
         groups, played = play_generation(
-            collector,
-            n_groups,
-            group_size,
-            state.iteration,
-            prompt_loader,
-            branches=present.branches,
-            branch_at=present.branch_at,
-            max_function_s=settings.max_function_s,
+            collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
         )
         n_failed = _count_failed(groups, n_failed)
-        middle = time.perf_counter()
-        is_first = state.iteration == first
-        state, metrics = learn(state, groups, algorithm=present, settings=now, checks_sampling=is_first)
+        middle, is_first = time.perf_counter(), state.iteration == first
+        state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
-        state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
-        state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
+        statistics = moving_average(state.statistics, played, decay=settings.ema_decay)
+        metrics |= {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
+        stored = source_state(collector, prompt_loader, reference_update_fn)
+        state = replace(state, statistics=statistics, source_state=stored)
         sync(collector.policy, state)  # before the evaluation, which must measure the new weights
         is_last, is_best = state.iteration >= n_iterations, False
-        if eval_fn is not None and eval_every and (is_last or state.iteration % eval_every == 0):
+        if eval_fn is not None and (is_last or state.iteration % eval_every == 0):
             state, is_best, measured = _evaluated(state, eval_fn, best_by)
             metrics |= measured
         if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
@@ -332,12 +324,13 @@ _AVERAGED = ("env/reward", "env/success")
 """Metrics whose moving averages are logged."""
 
 
-def _with_averages(
-    state: TrainingState, metrics: dict[str, float], played: Mapping[str, float], decay: float
-) -> tuple[TrainingState, dict[str, float]]:
-    statistics = moving_average(state.statistics, played, decay=decay)
-    shown = {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
-    return replace(state, statistics=statistics), metrics | shown
+def _algorithm_of(algorithm: Algorithm | AlgorithmSchedule, state: TrainingState, collector: Collector) -> Algorithm:
+    """Return the checked algorithm of the next iteration, with the states of the collector's environments."""
+    current = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
+    if current.by_state is True:
+        current = replace(current, by_state=create_state_fn(collector.source.factories))
+    _check_algorithm(current, state, collector)
+    return current
 
 
 def _paid(
