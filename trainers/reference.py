@@ -142,8 +142,8 @@ class Reference:
 
     @property
     def _names(self) -> str:
-        given = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
-        return " and ".join(name for name, function in given if function is not None)
+        functions = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
+        return " and ".join(name for name, function in functions if function is not None)
 
     def check(self, args: Any, *, is_used: bool = True, how: str = "", ref_model: Any = None) -> None:
         """Reject settings that contradict each other, before a model is loaded.
@@ -260,8 +260,8 @@ class Reference:
                     with shifted(parameters, lambda: probe_logps(model, ids)):
                         if not mean_gap(_reference_logps(trainer, ids), before) <= _MAX_GAP:
                             kinds.append(kind)
-        found: list[str] = broadcast_object_list([kinds])[0]
-        return found
+        agreed: list[str] = broadcast_object_list([kinds])[0]
+        return agreed
 
     def _make(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):

@@ -128,11 +128,11 @@ def with_advantages(
         batch = replace(batch, rewards_B=rewards_B)
     if algorithm.advantage_fn is None:
         return batch, scored
-    given = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
+    arguments = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
     if algorithm.by_state:
-        given.append(_state_numbers([states for *_, states in everything], width=given[-1].shape[1]))
+        arguments.append(_state_numbers([states for *_, states in everything], width=arguments[-1].shape[1]))
     with together():
-        advantages = limited(algorithm.advantage_fn, limit_s, f"the advantage_fn of {algorithm.name!r}")(*given)
+        advantages = limited(algorithm.advantage_fn, limit_s, f"the advantage_fn of {algorithm.name!r}")(*arguments)
     own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
     n_rows, n_tokens = batch.mask_BT.shape
     spread = token_advantages(own, episodes.trajectories, n_rows=n_rows, n_tokens=n_tokens)
@@ -306,10 +306,10 @@ def turn_penalties(
 
 def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
     """Return (turn, its columns after the prompt) for each turn in a row."""
-    found = []
+    spans = []
     for number, turn in enumerate(trajectory.turns):
         if turn.row == row:
             tokens = trajectory.rows[row]
             start, stop = tokens.spans[turn.span]
-            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
-    return found
+            spans.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
+    return spans

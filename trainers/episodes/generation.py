@@ -380,8 +380,8 @@ class GenerationPlayer:
         # Of all processes together: their shares of the tokens differ. Only the versions are sent.
         versions = [tuple(Turn(0.0, {}, weight_versions=turn.weight_versions) for turn in t.turns) for t in rows]
         light = [_light(t, turns) for t, turns in zip(rows, versions, strict=True)]
-        found = off_policy_statistics(gather_object(light), step)
-        return metrics | {f"sampling/{name}": value for name, value in sorted(found.items())}
+        statistics = off_policy_statistics(gather_object(light), step)
+        return metrics | {f"sampling/{name}": value for name, value in sorted(statistics.items())}
 
     def check_failures(self, rows: Sequence[Trajectory]) -> None:
         """Warn about failed episodes; stop on all processes if all episodes of several generations fail.

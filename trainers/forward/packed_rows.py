@@ -163,8 +163,8 @@ class PackedRows:
         outputs = self.model(input_ids=ids, position_ids=positions, labels=targets, **kwargs)
 
         def unpack(value: torch.Tensor) -> torch.Tensor:
-            found = value[place[0], (place[1] - 1).clamp(min=0)].masked_fill(targets[place] == _IGNORED, 0)
-            return value.new_zeros(mask.shape).masked_scatter(mask, found)[:, 1:]
+            unpacked = value[place[0], (place[1] - 1).clamp(min=0)].masked_fill(targets[place] == _IGNORED, 0)
+            return value.new_zeros(mask.shape).masked_scatter(mask, unpacked)[:, 1:]
 
         per_token = {
             name: unpack(value)

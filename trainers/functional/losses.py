@@ -191,12 +191,12 @@ def clipped_tokens(
 
 def clip_settings(loss_fn: LossFn) -> dict[str, Any] | None:
     """Return the arguments of `clipped_tokens` for a loss; None if it is neither `clipped_surrogate` nor `cispo`."""
-    function, given = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
-    level = {"level": given.get("level", "token")}
+    function, bound = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
+    level = {"level": bound.get("level", "token")}
     if function is cispo:
-        return {"clip_low": 1.0 - given.get("min_ratio", 0.0), "clip_high": given.get("max_ratio", 5.0) - 1.0} | level
+        return {"clip_low": 1.0 - bound.get("min_ratio", 0.0), "clip_high": bound.get("max_ratio", 5.0) - 1.0} | level
     if function is clipped_surrogate:
-        return {name: given.get(name, 0.2) for name in ("clip_low", "clip_high")} | level
+        return {name: bound.get(name, 0.2) for name in ("clip_low", "clip_high")} | level
     return None
 
 

@@ -165,9 +165,9 @@ def _checked(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the returns from each turn on (0 without a turn), which turns count, and the states."""
     _, scored_B = check_rewards(rewards_B, group_ids_B)
-    for name, given in (("turn rewards", turn_rewards_BK), ("states", states_BK)):
-        if given is None or given.ndim != 2 or len(given) != len(rewards_B):
-            shape = None if given is None else tuple(given.shape)
+    for name, values_BK in (("turn rewards", turn_rewards_BK), ("states", states_BK)):
+        if values_BK is None or values_BK.ndim != 2 or len(values_BK) != len(rewards_B):
+            shape = None if values_BK is None else tuple(values_BK.shape)
             raise ValueError(f"{name} are {shape}; credit by state needs shape ({len(rewards_B)}, K).")
     assert turn_rewards_BK is not None and states_BK is not None
     if turn_rewards_BK.shape != states_BK.shape:

@@ -168,15 +168,15 @@ class AlgorithmState:
             self._controller.end_step(kl)
         return {f"algorithm/{name}": float(name == self.algorithm.name) for name in self.names}
 
-    def group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
-        """Return the group filter: the given one, plus the spread filter in generations with dynamic sampling."""
+    def group_filter(self, chosen: GroupFilter | None) -> GroupFilter | None:
+        """Return the group filter: the chosen one, plus the spread filter in generations with dynamic sampling."""
         if not any(algorithm.dynamic_sampling for algorithm in self.known):
-            return given
+            return chosen
         spread = create_spread_filter()
 
         # The collector keeps one filter for the run, so the filter looks up the current algorithm at each call.
         def keeps(group: TrajectoryGroup) -> bool:
-            return (given is None or given(group)) and (not self.algorithm.dynamic_sampling or spread(group))
+            return (chosen is None or chosen(group)) and (not self.algorithm.dynamic_sampling or spread(group))
 
         return keeps
 
@@ -243,15 +243,15 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         raise InvalidConfigError(f"algorithm_settings: {error}") from error
 
 
-def _as_schedule(given: Any, known: Mapping[str, Algorithm]) -> Callable[[int], Algorithm]:
-    if isinstance(given, Mapping):
+def _as_schedule(algorithms: Any, known: Mapping[str, Algorithm]) -> Callable[[int], Algorithm]:
+    if isinstance(algorithms, Mapping):
         try:
-            return create_algorithm_schedule({int(at): as_algorithm(value, known) for at, value in given.items()})
+            return create_algorithm_schedule({int(at): as_algorithm(value, known) for at, value in algorithms.items()})
         except ValueError as error:
             raise InvalidConfigError(f"algorithm: {error}") from error
-    if callable(given):
-        return lambda generation: as_algorithm(given(generation), known)
-    fixed = as_algorithm(given, known)
+    if callable(algorithms):
+        return lambda generation: as_algorithm(algorithms(generation), known)
+    fixed = as_algorithm(algorithms, known)
     return lambda generation: fixed
 
 
@@ -271,9 +271,9 @@ def _n_generations(args: Any, n_items: int | None) -> int:
 
 def _refuse_settings(args: Any) -> None:
     """Reject TRL's settings of a loss beside an algorithm."""
-    if given := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
+    if changed := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
         raise InvalidConfigError(
-            f"{', '.join(given)}: the algorithm decides that. Leave it out and change the algorithm, for example "
+            f"{', '.join(changed)}: the algorithm decides that. Leave it out and change the algorithm, for example "
             "dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)."
         )
 

@@ -259,7 +259,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def _run_record(self) -> dict[str, Any]:
         """Return the first line of the record."""
-        given = {
+        functions = {
             "context_fn": self._context_fn,
             "trajectory_filter": self._trajectory_filter,
             "ref_model_fn": self._reference.ref_model_fn,
@@ -273,7 +273,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             sampling=self.collector.sampling,
             max_model_len=self._policy.max_model_len,
             rewards=self._reward_settings,
-            unknown=[name for name, function in given.items() if function is not None],
+            unknown=[name for name, function in functions.items() if function is not None],
             pad_id=int(self.processing_class.pad_token_id),
             processes=self.accelerator.num_processes,
             task_weights=self._task_weights,

@@ -376,22 +376,22 @@ class EnvGRPOTrainer(EpisodeTrainer):
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
         return loss, logps_BT
 
-    def _score(self, model: Any, inputs: Mapping[str, Any], **asked: Any) -> tuple[torch.Tensor, Any, Any]:
+    def _score(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
         """Return TRL's log-probabilities, entropies and auxiliary loss of a batch's completions."""
         result: tuple[torch.Tensor, Any, Any] = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
-            **asked,
+            **kwargs,
         )
         return result
 
     @torch.no_grad()
-    def _score_without_gradient(self, inputs: Mapping[str, Any], **asked: Any) -> torch.Tensor:
+    def _score_without_gradient(self, inputs: Mapping[str, Any], **kwargs: Any) -> torch.Tensor:
         """Return the trained model's log-probabilities of a batch's completions."""
         with self._whole_activations():
-            return self._score(self.model, inputs, **asked)[0]
+            return self._score(self.model, inputs, **kwargs)[0]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's result, with position ids that start at each row's first token; or a served teacher's answer."""
@@ -432,10 +432,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     # Once, before training.
 
-    def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
+    def _whole_group_filter(self, group_filter: GroupFilter | None) -> GroupFilter | None:
         """Return the user's filter with its limit of time, and the algorithm's."""
-        given = limited(given, function_limit(self.args), "the group_filter")
-        return self.algorithms.group_filter(given)
+        group_filter = limited(group_filter, function_limit(self.args), "the group_filter")
+        return self.algorithms.group_filter(group_filter)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.

@@ -499,12 +499,12 @@ def _with_max_length(
 
 def _max_turns(source: SeedSource) -> int | None:
     """Return the most turns of an episode, by the environments' `max_turns`; None if one does not say."""
-    found: list[int | None] = []
+    limits: list[int | None] = []
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
-        found.append(env_attribute(env, "max_turns", None))
+        limits.append(env_attribute(env, "max_turns", None))
         close_env(env)
-    return max(n or 0 for n in found) if all(found) else None
+    return max(n or 0 for n in limits) if all(limits) else None
 
 
 def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:

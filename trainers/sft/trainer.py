@@ -210,18 +210,18 @@ def _rows(
     source: str | Path | Dataset | Sequence[Trajectory] | None,
 ) -> list[dict[str, Any]]:
     """Return the rows to train on, from whichever of the two is given."""
-    given: Any = ()
+    loaded: Any = ()
     if env is not None:
         kwargs = check_env_kwargs(args.env_kwargs)
-        given = oracle_trajectories(
+        loaded = oracle_trajectories(
             env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=args.history
         )
     elif source is not None:
-        given = load_source(source, codec, history=args.history)
-    rows = rows_of(given, codec, n_best=args.best_of, min_reward=args.min_reward)
+        loaded = load_source(source, codec, history=args.history)
+    rows = rows_of(loaded, codec, n_best=args.best_of, min_reward=args.min_reward)
     if not rows:
         chosen = "" if args.best_of is args.min_reward is None else f", {args.best_of=}, {args.min_reward=}"
-        raise InvalidConfigError(f"none of {len(given)} trajectories is scored and has tokens to train on{chosen}.")
+        raise InvalidConfigError(f"none of {len(loaded)} trajectories is scored and has tokens to train on{chosen}.")
     return rows
 
 

@@ -254,12 +254,12 @@ def _hint(kind: Mapping[str, Any]) -> Any:
     options = kind.get("anyOf") or kind.get("oneOf")
     if options:
         return Union[tuple(_hint(option) for option in options)]  # noqa: UP007 - of a tuple
-    given = kind.get("type")
-    if isinstance(given, list):
-        return Union[tuple(_hint({**kind, "type": one}) for one in given)]  # noqa: UP007
-    if given == "array":
+    names = kind.get("type")
+    if isinstance(names, list):
+        return Union[tuple(_hint({**kind, "type": one}) for one in names)]  # noqa: UP007
+    if names == "array":
         return list[_hint(kind["items"])] if kind.get("items") else list  # type: ignore[misc]
-    return _TYPES.get(str(given), Any)
+    return _TYPES.get(str(names), Any)
 
 
 def _check_tool(env: Any, name: str) -> None:

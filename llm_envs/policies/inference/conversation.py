@@ -244,8 +244,8 @@ def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</thi
         raise InvalidConfigError(f"opening={opening!r}, closing={closing!r}: a marker cannot be empty.")
     thoughts: list[str] = []
     content: list[str] = []
-    head, found, rest = text.partition(closing)
-    if opening != closing and found and opening not in head:
+    head, tag, rest = text.partition(closing)
+    if opening != closing and tag and opening not in head:
         thoughts.append(head.strip())
         text = rest
     position = 0
@@ -305,10 +305,10 @@ def _finish(
     text: str,
     reply: ParsedReply,
     calls: Sequence[ToolCall],
-    given: Sequence[ToolResult | str],
+    outcomes: Sequence[ToolResult | str],
 ) -> ConversationTurn:
     """Put the turn together."""
-    results = as_results(calls, given)
+    results = as_results(calls, outcomes)
     replies = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
     answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
     return ConversationTurn((*messages, *replies, *answers), text, reply, tuple(results), prompt_ids, sampled)

@@ -136,11 +136,11 @@ class WeightTransfer:
                 f"{facts.url} runs on a CPU, and transport='nccl' needs GPUs. Use 'checkpoint', 'delta' or 'gloo'."
             )
         option, config = transfer_args(self.backend)
-        found, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)
-        if found != wanted:
+        actual, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)
+        if actual != wanted:
             raise ModelError(
                 f"{facts.url} takes no weights by {self.backend!r}: its weight transfer and worker extension are "
-                f"{found}, not {wanted}. Start it as: {SERVE_COMMAND.format(model=facts.root)} {option} '{config}' "
+                f"{actual}, not {wanted}. Start it as: {SERVE_COMMAND.format(model=facts.root)} {option} '{config}' "
                 f"--worker-extension-cls {EXTENSION}"
             )
 
@@ -321,9 +321,9 @@ class _Tensors:
             yield name, value.to(self.device)
 
 
-def _address(given: str | None, urls: Sequence[str]) -> tuple[str, int]:
+def _address(text: str | None, urls: Sequence[str]) -> tuple[str, int]:
     """Return the host and port at which this process waits for the workers."""
-    host, _, port = (given or "").partition(":")
+    host, _, port = (text or "").partition(":")
     elsewhere = [urlsplit(url) for url in urls if not is_local(url)]
     if not host and not elsewhere:
         host = "127.0.0.1"
