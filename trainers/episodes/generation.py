@@ -47,6 +47,7 @@ from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup, Turn
 __all__ = [
     "STATE_FILE",
     "GenerationPlayer",
+    "check_room",
     "close_player",
     "make_collector",
     "sampling_of",
@@ -73,11 +74,7 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
         InvalidConfigError: If a completion leaves no room for a prompt, or a rollout may outlast the process group.
     """
     max_completion = int(args.max_completion_length)
-    if max_completion >= policy.max_model_len:
-        raise InvalidConfigError(
-            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
-            f"context of {policy.max_model_len} tokens: lower it."
-        )
+    check_room(max_completion, policy)
     keep_mask = getattr(args, "keep_sampling_mask", False)
     max_turn = args.max_turn_tokens or max_completion
     sampling = sampling_of(args, max_turn, thinking=args.thinking, keep_mask=keep_mask)
@@ -93,6 +90,15 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     if args.ray is not None:
         return _ray_collector(items.source, policy, codec, args, others)
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
+
+
+def check_room(max_completion: int, policy: Any) -> None:
+    """Reject a completion that leaves no room for a prompt in the policy's context."""
+    if max_completion >= policy.max_model_len:
+        raise InvalidConfigError(
+            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
+            f"context of {policy.max_model_len} tokens: lower it."
+        )
 
 
 def sampling_of(args: Any, max_new_tokens: int, **others: Any) -> SamplingParams:
@@ -189,6 +195,7 @@ class GenerationPlayer:
         self._n_failed = 0
         self.time_shares = TimeShares(collector.stats)
 
+    @raise_on_all_ranks()
     def play(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -212,18 +219,6 @@ class GenerationPlayer:
             upcoming: Steps and rows of the next generations: they begin now, and later calls return their episodes.
             algorithm: If its groups are trees, the filter sees their roots, and branches follow (`rollout.tree`).
         """
-        with raise_on_all_ranks():
-            return self._play(rows, mode, step, group_size, upcoming, algorithm)
-
-    def _play(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        mode: str,
-        step: int,
-        group_size: int,
-        upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
-        algorithm: Algorithm,
-    ) -> list[Trajectory]:
         is_begun = mode == "train" and bool(self._begun)
         n_first = group_size if mode == "eval" else n_roots(algorithm.branches, group_size)
         begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size, n_first)
@@ -285,16 +280,12 @@ class GenerationPlayer:
             self._loop.close()
             self._loop = BackgroundLoop()
 
+    @raise_on_all_ranks()
     def save_ahead(self, folder: Path) -> None:
         """Wait for the generations that have begun early, and write their episodes for `load_begun`.
 
         An error on one process is raised on all.
         """
-        if self._loop is not None:
-            with raise_on_all_ranks():
-                self._save_begun(folder)
-
-    def _save_begun(self, folder: Path) -> None:
         for number, begun in enumerate(self._begun):
             for name, groups in (("kept", begun.wait()), ("dropped", begun.dropped)):
                 path = folder / f"{number}-{name}-{self._process_index}.jsonl"
@@ -323,14 +314,14 @@ class GenerationPlayer:
             kept, dropped = (to_groups(read_log(path)) for path in paths)
             self._stored.append((kept, dropped))
 
+    @raise_on_all_ranks()
     def newest(self) -> list[Trajectory]:
         """Wait for the generation that this run began last, and return its kept episodes; [] if none is under way.
 
         An error on one process is raised on all.
         """
-        with raise_on_all_ranks():
-            begun = [begun for begun in self._begun if not begun.is_stored]
-            return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
+        begun = [begun for begun in self._begun if not begun.is_stored]
+        return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
 
     @property
     def n_ahead(self) -> int:

@@ -144,9 +144,8 @@ def run_record(
     codec: Any,
     sampling: SamplingParams,
     max_model_len: int | None,
-    rewards: RewardSettings | None = None,
-    algorithm: Algorithm | None = None,
-    unknown: Sequence[str] = (),
+    rewards: RewardSettings,
+    unknown: Sequence[str],
     **facts: Any,
 ) -> dict[str, Any]:
     """Return the first line of a record.
@@ -159,7 +158,6 @@ def run_record(
         sampling: How turns are sampled.
         max_model_len: The policy's context in tokens.
         rewards: The rewards of an episode.
-        algorithm: The algorithm, if one holds for the run.
         unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`).
         **facts: Further facts, as JSON types.
     """
@@ -173,8 +171,7 @@ def run_record(
         "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
         "template": dict(getattr(codec.template, "kwargs", {})),
         "max_model_len": max_model_len,
-        "rewards": reward_facts(rewards or RewardSettings()),
-        "algorithm": None if algorithm is None else describe(algorithm),
+        "rewards": reward_facts(rewards),
         "unknown": list(unknown),
         **facts,
     }

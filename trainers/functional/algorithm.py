@@ -384,25 +384,8 @@ DISTILL_LOSS = Algorithm("distill_loss", advantage_fn=ignore_reward, normalisati
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
 """The policy's part of PPO (arXiv 1707.06347); the critic of `EnvPPOTrainer` computes the advantages."""
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {
-        algorithm.name: algorithm
-        for algorithm in (
-            GRPO,
-            DR_GRPO,
-            DAPO,
-            RLOO,
-            REINFORCE,
-            GSPO,
-            CISPO,
-            PAIRWISE,
-            PER_TURN,
-            GIGPO,
-            DISTILL,
-            DISTILL_LOSS,
-        )
-    }
-)
+_LISTED = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE, PER_TURN, GIGPO, DISTILL, DISTILL_LOSS)
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({algorithm.name: algorithm for algorithm in _LISTED})
 """The algorithms without a critic, by name."""
 
 AlgorithmSchedule = Callable[[int], Algorithm]

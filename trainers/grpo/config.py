@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.run.ranks import set_for_machine
-from llm_envs.trainers.settings.checks import check_async_generations, check_env_kwargs, check_values
+from llm_envs.trainers.settings.checks import check_env_kwargs, check_values
 from llm_envs.trainers.settings.unused import NamedSettings, grpo_cases, refuse_unused, without
 
 __all__ = ["EnvGRPOConfig"]
@@ -157,15 +158,18 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
         self._start_trl()
         refuse_unused(self, grpo_cases(self))
         algorithm_from_trl(self)  # refuses what cannot be said
-        check_async_generations(self)
         steps, group = int(self.steps_per_generation or 1), int(self.num_generations or 1)  # set by TRL just now
         eval_group, n_groups = int(self.num_generations_eval or group), int(self.generation_batch_size or 1) // group
         is_torn = self.per_device_train_batch_size * steps % group
         is_eval_torn = self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group
+        # Neither a model that trains nor actors with older weights can play ahead.
+        most_ahead, n_ahead = math.inf if self.use_vllm and self.ray is None else 0, self.async_generations
+        is_ahead = type(n_ahead) is int and 0 <= n_ahead <= most_ahead
         whole = f"one that, times steps_per_generation={steps}, is a multiple of num_generations={group}"
         check_values(
             self,
             ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
+            ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),

@@ -184,7 +184,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
-            group_filter=self._whole_group_filter(group_filter),
+            group_filter=self.algorithms.group_filter(limited(group_filter, function_limit(args), "the group_filter")),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,
@@ -431,11 +431,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._reference.end_step(self, kl)
 
     # Once, before training.
-
-    def _whole_group_filter(self, group_filter: GroupFilter | None) -> GroupFilter | None:
-        """Return the user's filter with its limit of time, and the algorithm's."""
-        group_filter = limited(group_filter, function_limit(self.args), "the group_filter")
-        return self.algorithms.group_filter(group_filter)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.

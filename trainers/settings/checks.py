@@ -16,7 +16,6 @@ from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
     "as_algorithm",
-    "check_async_generations",
     "check_engine",
     "check_env_kwargs",
     "check_scorable",
@@ -78,13 +77,6 @@ def check_values(args: Any, *rows: tuple[str, bool, str | Collection[str]]) -> N
             if not isinstance(expected, str):
                 near, expected = did_you_mean(str(value), expected), f"one of {', '.join(expected)}"
             raise InvalidConfigError(f"{name}={value!r}; it must be {expected}.{near}")
-
-
-def check_async_generations(args: Any) -> None:
-    """Reject generations to play ahead that nothing can play: a model that trains, or actors with older weights."""
-    n, can_play = args.async_generations, args.use_vllm and args.ray is None
-    holds = type(n) is int and (n == 0 or (n > 0 and can_play))
-    check_values(args, ("async_generations", holds, "0 or more, and 0 without use_vllm or with ray"))
 
 
 def check_engine(args: Any) -> None:

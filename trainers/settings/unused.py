@@ -25,7 +25,6 @@ __all__ = [
     "grpo_cases",
     "is_changed",
     "refuse_unused",
-    "server_cases",
     "without",
 ]
 
@@ -104,28 +103,21 @@ def grpo_cases(args: Any) -> list[Case]:
     """Return the cases of `EnvGRPOConfig` that depend only on the config."""
     of_vllm = tuple(setting.name for setting in fields(args) if setting.init and setting.name.startswith("vllm_"))
     aggregation = args.multi_objective_aggregation
+    is_server = args.use_vllm and args.vllm_mode == "server"
+    is_running = is_server and args.vllm_server_urls is not None
+    to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
     return [
         (not args.use_vllm, "use_vllm is False", of_vllm),
-        *server_cases(args),
+        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
+        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
+        (is_running, "vllm_server_urls names running servers", to_start),
+        (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),
         (not args.vllm_importance_sampling_correction, "vllm_importance_sampling_correction is False", _VLLM_WEIGHTS),
         (args.loss_type == "cispo", "loss_type='cispo' has one bound, epsilon_high", ("epsilon", "delta")),
         (not args.beta, "beta is 0", ("use_bias_correction_kl",)),
         (not args.sync_ref_model, "sync_ref_model is False", _MOVING_REFERENCE),
         (aggregation == "normalize_then_sum", f"{aggregation} always scales by group and by batch", ("scale_rewards",)),
         (not args.log_completions, "log_completions is False", ("num_completions_to_print", "log_unique_prompts")),
-    ]
-
-
-def server_cases(args: Any) -> list[Case]:
-    """Return the cases of vLLM servers."""
-    is_server = args.use_vllm and args.vllm_mode == "server"
-    is_running = is_server and args.vllm_server_urls is not None
-    to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
-    return [
-        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
-        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
-        (is_running, "vllm_server_urls names running servers", to_start),
-        (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),
     ]
 
 

@@ -26,9 +26,10 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
+from llm_envs.trainers.engines.engines import tokenizer_of, trainer_policy
 from llm_envs.trainers.episodes.advantages import with_advantages
 from llm_envs.trainers.episodes.batches import REWARD_FIELD, batch_from_trl, rollout_output
-from llm_envs.trainers.episodes.generation import sampling_of
+from llm_envs.trainers.episodes.generation import check_room, sampling_of
 from llm_envs.trainers.episodes.items import EpisodeDataset, index_dataset, make_items, name_of
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -165,7 +166,7 @@ class EnvRollout:
         self._policy.weight_version = trainer.state.global_step
         groups = self._collector.play(self._specs(prompts, trainer))
         self.last_trajectories = played = [trajectory for group in groups for trajectory in group]
-        pad_id: Any = _tokenizer(trainer).pad_token_id
+        pad_id: Any = tokenizer_of(trainer).pad_token_id
         output = rollout_output(played, pad_id=int(pad_id), mask_truncated=trainer.mask_truncated_completions)
         return output | _columns(played)
 
@@ -187,16 +188,12 @@ class EnvRollout:
         self._items = {}
         self._policy = _policy(trainer, self._collecting["max_concurrency"])
         max_completion = int(args.max_completion_length or 256)
-        if max_completion >= self._policy.max_model_len:
-            raise InvalidConfigError(
-                f"max_completion_length={max_completion} leaves no room for a prompt in the model's context of "
-                f"{self._policy.max_model_len} tokens: lower it."
-            )
+        check_room(max_completion, self._policy)
         thinking = (args.chat_template_kwargs or {}).get("enable_thinking")
         self._collector = Collector(
             self._items_of("train", seed).source,
             self._policy,
-            codec=ChatCodec(_tokenizer(trainer), thinking=thinking),
+            codec=ChatCodec(tokenizer_of(trainer), thinking=thinking),
             sampling=sampling_of(args, self._limits.max_turn_tokens or max_completion, thinking=thinking),
             limits=replace(self._limits, max_completion_tokens=max_completion),
             seed=seed,
@@ -332,15 +329,5 @@ def _policy(trainer: GRPOTrainer, max_batch_size: int) -> TransformersPolicy | V
         for name, value in wanted.items():
             if getattr(args, name) != value:
                 raise InvalidConfigError(f"{name}={getattr(args, name)!r} is not supported here: set {name}={value!r}.")
-        return VLLMEnginePolicy(trainer.vllm_generation.llm, _tokenizer(trainer))
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise InvalidConfigError(
-            "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
-            "and episodes end at different turns: set use_vllm=True."
-        )
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, _tokenizer(trainer), max_batch_size=max_batch_size)
-
-
-def _tokenizer(trainer: GRPOTrainer) -> Any:
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        return VLLMEnginePolicy(trainer.vllm_generation.llm, tokenizer_of(trainer))
+    return trainer_policy(trainer, max_batch_size)
