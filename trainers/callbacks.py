@@ -109,13 +109,7 @@ def guard_trackers(callbacks: Iterable[TrainerCallback]) -> None:
 
 
 class _Guarded:
-    """An event of a tracker.
-
-    Args:
-        call: The tracker's method.
-        name: The tracker's, for the warning.
-        failed: Shared by a tracker's events; not empty once one has failed.
-    """
+    """An event of a tracker. `failed` is shared by a tracker's events, and not empty once one has failed."""
 
     def __init__(self, call: Callable[..., Any], name: str, failed: list[str]) -> None:
         self._call, self._name, self._failed = call, name, failed

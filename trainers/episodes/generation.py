@@ -36,7 +36,7 @@ from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import add_branches, is_root, n_roots
 from llm_envs.sources.source import SeedSource, group_specs
-from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
+from llm_envs.tracking.metrics import add_totals, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
@@ -82,7 +82,8 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
         max_turns=args.max_turns,
         max_turn_tokens=args.max_turn_tokens,
         max_completion_tokens=max_completion,
-        max_episode_s=episode_limit(args, _episodes_at_a_time(args)),
+        # The episodes that one process plays between two steps, refills and evaluation aside.
+        max_episode_s=episode_limit(args, int(args.per_device_train_batch_size * (args.steps_per_generation or 1))),
         max_step_s=args.max_step_s,
     )
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
@@ -130,11 +131,6 @@ def _ray_collector(
     collector.policy, collector.codec = policy, codec  # they know the version of the weights, and the template
     policy.followers.append(collector.follow)
     return collector
-
-
-def _episodes_at_a_time(args: Any) -> int:
-    """Return how many episodes one process plays between two steps, refills and evaluation aside."""
-    return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
 
 
 @dataclass(eq=False)
@@ -341,10 +337,6 @@ class GenerationPlayer:
         # A curriculum reads only outcomes, so do not send messages and tokens between processes.
         outcomes = [_light(t, ()) for t in self._roots]
         source.update(gather_object(outcomes))
-
-    def metrics(self, mode: str) -> dict[str, float]:
-        """Return the environment's metrics of the latest generation, as means and counts (see `totals`)."""
-        return average_metrics([self.totals(mode)])
 
     def totals(self, mode: str) -> dict[str, tuple[float, float]]:
         """Return the metrics of the latest generation over all processes, with dropped groups, as sums and numbers.

@@ -75,22 +75,18 @@ def noise_limit(differences: npt.NDArray[np.floating[Any]], rounding: Rounding) 
     return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
 
 
-def check_gaps(
-    gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding, model: torch.nn.Module
-) -> None:
+def check_gaps(gaps: npt.NDArray[np.float32], tolerance: float, rounding: Rounding, model: torch.nn.Module) -> None:
     """Stop training if the sampling distribution differs from the trained one; warn if it differs at single tokens.
 
     Args:
         gaps: The absolute gap of each of N tokens, of all processes, in nats: (N,), N > 0.
-        tolerance: Greatest allowed mean gap, in nats per token; None: no limit.
+        tolerance: Greatest allowed mean gap, in nats per token.
         rounding: The bounds of the gap that rounding explains.
         model: The trained model, for the error: dropout is a frequent cause.
 
     Raises:
         ModelError: If the mean gap is above the tolerance, or NaN.
     """
-    if tolerance is None:
-        return
     if not (mean := float(gaps.mean(dtype=np.float64))) <= tolerance:
         dropout = describe_dropout(model)
         cause = (

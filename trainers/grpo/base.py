@@ -169,9 +169,9 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
         `score` returns the trained model's of a batch, and `unfilter` removes the sampling filters from a batch's.
         """
-        if self._guarded:
-            return
         args, n_rows = self.args, len(output["prompt_ids"])
+        if self._guarded or args.logps_tolerance is None:
+            return
         if any(gather_object([self._is_stale(self.last_trajectories)])):
             # A resumed run begins with episodes of older weights. Compare those that it has begun to play since.
             trajectories = self._player.newest()
@@ -228,7 +228,8 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
-        self._take_episodes(mode, self._player.totals(mode))
+        for name, (total, n_items) in self._player.totals(mode).items():
+            self._take(mode, f"env/{name}", total, n_items)
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)

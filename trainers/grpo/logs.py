@@ -114,7 +114,8 @@ class LogsGenerations(LogsMeans):
         means = {"policy/ratio": stats["ratio"], "policy/approx_kl": mean_kl(k3(old_BT, logps_BT, mask_BT), mask_BT)}
         means |= {"kl": stats["kl"]} if "kl" in stats else {}
         means["entropy"] = masked_mean(batch.need("entropies_BT").detach(), mask_BT)
-        self._log_max("policy/ratio_max", stats["ratio_max"])
+        largest = self.accelerator.gather(stats["ratio_max"].detach().float()).max().item()
+        self._metrics[self._mode]["policy/ratio_max"].append(largest)
         if algorithm.loss_fn is not None and (clip := clip_settings(algorithm.loss_fn)) is not None:
             below_BT, above_BT = clipped_tokens(logps_BT, old_BT, batch.need("advantages"), mask_BT, **clip)
             parts = {"low": below_BT, "high": above_BT, "region": below_BT | above_BT}
@@ -134,7 +135,3 @@ class LogsGenerations(LogsMeans):
         whole: torch.Tensor = self.accelerator.gather(padded)
         parts = whole.split(max(n_N)) if max(n_N) else [whole]
         return torch.cat([part[:n] for part, n in zip(parts, n_N, strict=False)])
-
-    def _log_max(self, name: str, value: torch.Tensor) -> None:
-        """Log the maximum of a scalar over the processes."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).max().item())
