@@ -4,7 +4,7 @@ Every function here is an `AdvantageFn`; `functools.partial` binds its settings.
 NaN (errored, unscored) does not enter any baseline, standard deviation or rank, and its advantage is 0. A group is the
 rows with the same int id, in any order and number. If only one of its episodes has a score, the advantage is 0.
 
-Arguments and results are those of `group_centred`, unless a function says otherwise.
+Arguments and results are as in `group_centred`, unless noted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it. Gradients flow only through the fresh
 `logps_BT`. Stored log-probabilities, advantages, values and returns are treated as constants, even with a graph.
-Arguments and results without a description are those of a `LossFn`.
+Arguments and results are as in `LossFn`, unless noted.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def clipped_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens whose ratio a clip cuts off: below `1 - clip_low` (A < 0), and above `1 + clip_high` (A > 0).
 
-    Bounds and level are those of the loss (`clip_settings`). The results are bool, (B, T), and False at masked places.
+    Take bounds and level from the loss (`clip_settings`). The results are bool, (B, T), and False at masked places.
     """
     ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
@@ -233,9 +233,7 @@ def value_loss(
 def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts a multiple of it.
 
-    Args:
-        entropies_BT: Shape (B, T), with gradient: `logits.entropies_from_logits`; masked places may hold anything.
-        mask_BT: Shape (B, T), bool or 0/1.
+    `logits.entropies_from_logits` gives the entropies, shape (B, T), with gradient.
     """
     return masked_mean(entropies_BT, mask_BT)
 

@@ -156,12 +156,7 @@ def aggregate_loss(
 
 
 def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return the number of unmasked tokens in each row's group, int64 of shape (B,).
-
-    Args:
-        mask_BT: Shape (B, T), bool or 0/1.
-        group_ids_B: Shape (B,), ints.
-    """
+    """Return the number of unmasked tokens in each row's group, int64 of shape (B,)."""
     _, index_B = torch.unique(group_ids_B, return_inverse=True)
     counts_B = mask_BT.bool().sum(1)
     return torch.zeros_like(counts_B).scatter_add(0, index_B, counts_B)[index_B]

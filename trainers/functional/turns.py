@@ -32,9 +32,6 @@ def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
 
     A turn is a run of unmasked tokens: two turns of a row are always separated by a token that the policy did not
     write, at least one of the template.
-
-    Args:
-        mask_BT: Shape (B, T), bool or 0/1.
     """
     flags_BT = mask_BT.bool()
     # A turn starts at an unmasked token after a masked one, or at the first column.
@@ -61,8 +58,8 @@ def place_turn_rewards(
     """Put each turn's reward at its last token.
 
     The reward of a turn without tokens goes to the last token of the nearest earlier turn with tokens, or else of the
-    first later one, so the row's total does not change. The rewards of a row without any token are dropped, and so are
-    those of missing turns, NaN. The result has shape (B, T), float32 or float64; 0 where no turn ends.
+    first later one, so the row's total does not change. The rewards of a row without any token, and of missing turns (NaN), are
+    dropped. The result has shape (B, T), float32 or float64; 0 where no turn ends.
     """
     _check_spans(starts_BK, stops_BK, n_tokens)
     rewards_BK = as_float(turn_rewards_BK).nan_to_num(nan=0.0)

@@ -64,7 +64,7 @@ def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Alg
 def check_values(args: Any, *rows: tuple[str, bool, str | Collection[str]]) -> None:
     """Reject values that a field's `Literal` lacks, and those for which a row `(name, holds, expected)` does not hold.
 
-    What is expected is a phrase, or the names to choose from.
+    `expected` is a phrase, or the names to choose from.
 
     Raises:
         InvalidConfigError: If there is one.

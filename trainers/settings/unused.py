@@ -66,7 +66,7 @@ def without(why: str, *names: str) -> Callable[[type[T]], type[T]]:
     """Take inherited settings away from a dataclass: its arguments and the command line no longer have them.
 
     As attributes they keep their defaults, for TRL's code that reads them. Names that this version of TRL lacks are
-    skipped. Apply it before `dataclass`; `why` is said to those who give one.
+    skipped. Apply it before `dataclass`. The error of such a setting quotes `why`.
     """
 
     def change(kind: Any) -> Any:
