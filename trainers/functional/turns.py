@@ -58,8 +58,8 @@ def place_turn_rewards(
     """Put each turn's reward at its last token.
 
     The reward of a turn without tokens goes to the last token of the nearest earlier turn with tokens, or else of the
-    first later one, so the row's total does not change. The rewards of a row without any token, and of missing turns (NaN), are
-    dropped. The result has shape (B, T), float32 or float64; 0 where no turn ends.
+    first later one, so the row's total does not change. A row without any token loses its rewards, and NaN (a missing
+    turn) counts as 0. The result has shape (B, T), float32 or float64; 0 where no turn ends.
     """
     _check_spans(starts_BK, stops_BK, n_tokens)
     rewards_BK = as_float(turn_rewards_BK).nan_to_num(nan=0.0)
