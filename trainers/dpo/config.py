@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trl import DPOConfig
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.trainers.run.ranks import set_for_machine
 from llm_envs.trainers.settings.checks import check_values
 from llm_envs.trainers.settings.unused import NamedSettings, without
@@ -71,14 +71,16 @@ class EnvDPOConfig(NamedSettings, DPOConfig):
         """Set the defaults of this machine, then check our fields."""
         set_for_machine(self)
         super().__post_init__()
-        losses = {self.loss_type} if isinstance(self.loss_type, str) else set(self.loss_type)
         check_values(
             self,
             ("pair_margin", self.pair_margin >= 0, "at least 0"),
             ("pairs_per_group", self.pairs_per_group >= 1, "at least 1"),
             ("pair_length_ratio", self.pair_length_ratio >= 1, "at least 1"),
-            ("loss_type", losses <= set(LOSS_TYPES), LOSS_TYPES),
         )
+        for name in [self.loss_type] if isinstance(self.loss_type, str) else self.loss_type:
+            if name not in LOSS_TYPES:
+                known, near = ", ".join(LOSS_TYPES), did_you_mean(name, LOSS_TYPES)
+                raise InvalidConfigError(f"loss_type={name!r}; it must be one of {known}.{near}")
 
 
 def check_arguments(source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
