@@ -35,7 +35,7 @@ each row comes out.
 - **over**: what the mean is over: the trained tokens, rows, pairs or scored episodes since the last entry
   (`logging_steps`), of all processes. It is the same however steps are cut into micro-batches. "generations", "steps",
   "rounds" and "iterations" are means of one number for each; a name that one lacks is averaged over those that have it.
-- TRL's own `GRPOTrainer` (`seams`) averages micro-batches and generations instead. Ratios are over rows with
+- TRL's own `GRPOTrainer` (`stock_trl`) averages micro-batches and generations instead. Ratios are over rows with
   `importance_sampling_level="sequence"`.
 - What the environment said is over scored episodes only. What failed is counted in `env/errored` and is in no mean: an
   outage never looks like a drop of `env/success`.

@@ -423,9 +423,9 @@ def test_turns_need_little_of_one_network_card():
 @pytest.mark.smoke
 def test_whole_weights_cost_a_tenth_more_than_a_delta_where_a_trainer_warns():
     """64 GPUs have 32 servers. With the 16 of 32 GPUs they do not yet."""
-    from llm_envs.policies.vllm.transfer import MAX_WHOLE
+    from llm_envs.policies.vllm.transfer import MAX_CHECKPOINT_SERVERS
 
     steps = {(row["mode"], row["gpus"]): row["step_s"] for row in COMMITTED["settings"]["scale"]}
     more = {n: steps["one ahead, whole weights", n] / steps["one ahead, delta", n] for n in (32, 64)}
     assert more[32] < 1.06 and more[64] > 1.08
-    assert 32 // 2 <= MAX_WHOLE < 64 // 2
+    assert 32 // 2 <= MAX_CHECKPOINT_SERVERS < 64 // 2

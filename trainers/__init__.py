@@ -45,22 +45,18 @@ for _name in ("torch", "transformers", "accelerate", "datasets", "trl"):
 
 # Loaded when first asked for, because TRL takes seconds to import.
 _LAZY = {
-    "EnvDPOConfig": "llm_envs.trainers.dpo",
-    "EnvDPOTrainer": "llm_envs.trainers.dpo",
-    "EnvGRPOConfig": "llm_envs.trainers.grpo",
-    "EnvGRPOTrainer": "llm_envs.trainers.grpo",
-    "EnvPPOConfig": "llm_envs.trainers.ppo",
-    "EnvPPOTrainer": "llm_envs.trainers.ppo",
-    "EnvSFTConfig": "llm_envs.trainers.sft",
-    "EnvSFTTrainer": "llm_envs.trainers.sft",
-    "QuickStartResult": "llm_envs.trainers.grpo.quickstart",
-    "RewardSettings": "llm_envs.trainers.episodes.rewards",
-    "load_teacher": "llm_envs.trainers.forward.teacher",
-    "quick_start_training": "llm_envs.trainers.grpo.quickstart",
+    "llm_envs.trainers.dpo": ("EnvDPOConfig", "EnvDPOTrainer"),
+    "llm_envs.trainers.episodes.rewards": ("RewardSettings",),
+    "llm_envs.trainers.forward.teacher": ("load_teacher",),
+    "llm_envs.trainers.grpo": ("EnvGRPOConfig", "EnvGRPOTrainer"),
+    "llm_envs.trainers.grpo.quickstart": ("QuickStartResult", "quick_start_training"),
+    "llm_envs.trainers.ppo": ("EnvPPOConfig", "EnvPPOTrainer"),
+    "llm_envs.trainers.sft": ("EnvSFTConfig", "EnvSFTTrainer"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -29,14 +29,7 @@ class LoggerCallback(TrainerCallback):
     def __init__(self, logger: Callable[[int, Mapping[str, float]], None]) -> None:
         self.logger = logger
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Call the logger on the main process."""
         if state.is_world_process_zero and logs:
             # Logs may contain other values than numbers, which a logger does not take.
@@ -62,26 +55,17 @@ class ProgressLineCallback(TrainerCallback):
         self._shown: dict[str, str] = {}
         self._written_at = -math.inf
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Open the bar on the main process."""
         if state.is_world_process_zero and can_draw(sys.stderr):
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, dynamic_ncols=True)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Move the bar to the current step."""
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Show the chosen metrics."""
         numbers = {key: logs[key] for key in self.keys if logs and logs.get(key) is not None}
         shown = {key.split("/")[-1]: f"{float(number):.3g}" for key, number in numbers.items()}
@@ -91,9 +75,7 @@ class ProgressLineCallback(TrainerCallback):
         elif state.is_world_process_zero and time.monotonic() - self._written_at >= self.every_s:
             self._write(state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         if self._bar is not None:
             self._bar.close()
@@ -127,13 +109,7 @@ def guard_trackers(callbacks: Iterable[TrainerCallback]) -> None:
 
 
 class _Guarded:
-    """An event of a tracker.
-
-    Args:
-        call: The tracker's method.
-        name: The tracker's, for the warning.
-        failed: Shared by a tracker's events; not empty once one has failed.
-    """
+    """An event of a tracker. `failed` is shared by a tracker's events, and not empty once one has failed."""
 
     def __init__(self, call: Callable[..., Any], name: str, failed: list[str]) -> None:
         self._call, self._name, self._failed = call, name, failed

@@ -29,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
-from llm_envs.trainers.engines.engine_weights import describe_adapter
+from llm_envs.trainers.engines.engine_weights import active_adapter, describe_adapter
 from llm_envs.trainers.engines.engines import sharding_of
 from llm_envs.trainers.engines.probe import mean_gap, probe_ids, probe_logps, shifted, trained_kinds
 from llm_envs.trainers.forward.dropout import disable_dropout
@@ -140,14 +140,10 @@ class Reference:
         """Whether we create or update the reference; otherwise TRL does."""
         return self.ref_model_fn is not None or self.update_fn is not None
 
-    def moves(self, args: Any) -> bool:
-        """Return whether training changes the reference: by `update_fn`, or by TRL's `sync_ref_model`."""
-        return self.update_fn is not None or bool(args.sync_ref_model)
-
     @property
     def _names(self) -> str:
-        given = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
-        return " and ".join(name for name, function in given if function is not None)
+        functions = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
+        return " and ".join(name for name, function in functions if function is not None)
 
     def check(self, args: Any, *, is_used: bool = True, how: str = "", ref_model: Any = None) -> None:
         """Reject settings that contradict each other, before a model is loaded.
@@ -172,16 +168,11 @@ class Reference:
             )
         if self.ref_model_fn is not None and ref_model is not None:
             raise InvalidConfigError("ref_model and ref_model_fn both make the reference: give one of them.")
-        if not getattr(args, "precompute_ref_log_probs", False):
-            return
-        if self.update_fn is not None:
+        if getattr(args, "precompute_ref_log_probs", False):
             raise InvalidConfigError(
-                "precompute_ref_log_probs keeps what the reference said once, and reference_update_fn moves it: leave "
-                "one of them out."
+                f"precompute_ref_log_probs is done once, before {self._names} is called: give ref_model= a model, and "
+                "no update, or leave it out."
             )
-        raise InvalidConfigError(
-            "precompute_ref_log_probs is done before ref_model_fn is asked: give ref_model= a model."
-        )
 
     def check_teacher(self, algorithms: Iterable[Algorithm]) -> None:
         """Reject an algorithm that learns only from a teacher, if none is given.
@@ -225,17 +216,12 @@ class Reference:
         model = trainer.accelerator.unwrap_model(trainer.model)
         if trainer.ref_model is None and not is_peft_model(model):  # it is the policy, asked before training
             return
-        if not self._first_gap(trainer) <= _MAX_GAP and self._may_copy(trainer, model):
+        is_adapter_off = trainer.ref_model is None and REF_ADAPTER not in model.peft_config
+        may_copy = is_adapter_off and not model.peft_config[active_adapter(model)].is_prompt_learning
+        if may_copy and not self._first_gap(trainer) <= _MAX_GAP:
             _add_reference_adapter(model)
         self._has_copy = trainer.ref_model is None and REF_ADAPTER in model.peft_config
         self._check_gap(trainer, model, is_asked_once=is_asked_once)
-
-    def _may_copy(self, trainer: GRPOTrainer | DPOTrainer, model: Any) -> bool:
-        return (
-            trainer.ref_model is None
-            and REF_ADAPTER not in model.peft_config
-            and not model.peft_config[_trained_adapter(model)].is_prompt_learning
-        )
 
     def _check_gap(self, trainer: GRPOTrainer | DPOTrainer, model: Any, *, is_asked_once: bool) -> None:
         what = f"peft_config={describe_adapter(model)}" if is_peft_model(model) else f"model={model.name_or_path!r}"
@@ -274,8 +260,8 @@ class Reference:
                     with shifted(parameters, lambda: probe_logps(model, ids)):
                         if not mean_gap(_reference_logps(trainer, ids), before) <= _MAX_GAP:
                             kinds.append(kind)
-        found: list[str] = broadcast_object_list([kinds])[0]
-        return found
+        agreed: list[str] = broadcast_object_list([kinds])[0]
+        return agreed
 
     def _make(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
@@ -308,7 +294,7 @@ class Reference:
             after = self.update_fn(reference, policy, step=trainer.state.global_step, kl=0.0 if kl is None else kl)
         # An update function may return another module. TRL then needs that one, prepared like the first.
         if after is not reference:
-            if self._is_adapter(trainer):
+            if trainer.ref_model is None:
                 raise InvalidConfigError(
                     "reference_update_fn returned another module; under PEFT the reference is an adapter's weights: "
                     "change those that it is given, and return them."
@@ -332,7 +318,7 @@ class Reference:
         target = folder / REFERENCE_FOLDER
         target.mkdir(parents=True, exist_ok=True)
         _, reference = self._modules(trainer)
-        weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
+        weights = {name: value.detach().cpu().contiguous() for name, value in reference.named_parameters()}
         save_file(weights, target / _FILE)
         state_dict = getattr(self.update_fn, "state_dict", None)
         return {"updates": self.n_updates, "update_fn": None if state_dict is None else state_dict()}
@@ -354,7 +340,7 @@ class Reference:
         if state is None:
             return
         _, reference = self._modules(trainer)
-        saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), _tensors(reference)
+        saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), dict(reference.named_parameters())
         if {n: v.shape for n, v in saved.items()} != {n: v.shape for n, v in targets.items()}:
             raise InvalidConfigError(
                 f"{folder}: the checkpoint's reference has other weights than this trainer's: resume with the model, "
@@ -370,17 +356,14 @@ class Reference:
 
     def _is_saved(self, args: Any) -> bool:
         """Whether a resumed run could not make the reference again: it moves, or is an adapter's random start."""
-        return self.moves(args) or self._has_copy
-
-    def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
-        return trainer.ref_model is None
+        return self.update_fn is not None or bool(args.sync_ref_model) or self._has_copy
 
     def _modules(self, trainer: GRPOTrainer | DPOTrainer) -> tuple[torch.nn.Module, torch.nn.Module]:
         """Return policy and reference as modules with the same parameter names."""
         policy = trainer.accelerator.unwrap_model(trainer.model)
-        if not self._is_adapter(trainer):
+        if trainer.ref_model is not None:
             return policy, trainer.accelerator.unwrap_model(trainer.ref_model)
-        return adapter_weights(policy, _trained_adapter(policy)), adapter_weights(policy, REF_ADAPTER)
+        return adapter_weights(policy, active_adapter(policy)), adapter_weights(policy, REF_ADAPTER)
 
     def _check_served(self, made: ServedTeacher, trainer: GRPOTrainer | DPOTrainer) -> None:
         if self.update_fn is not None:
@@ -431,7 +414,7 @@ def drop_reference_adapter(trainer: GRPOTrainer | DPOTrainer, folder: str | Path
 
 def _add_reference_adapter(model: Any) -> None:
     """Give a PEFT model the adapter "ref", a frozen copy of the trained one. TRL may have created it already."""
-    trained = _trained_adapter(model)
+    trained = active_adapter(model)
     config = model.peft_config[trained]
     if config.is_prompt_learning:
         raise InvalidConfigError("reference_update_fn: prompts that are learned cannot move a reference; take LoRA.")
@@ -486,11 +469,6 @@ def _reference_logps(trainer: GRPOTrainer | DPOTrainer, ids: Any) -> Any:
         return probe_logps(trainer.accelerator.unwrap_model(reference), ids)
 
 
-def _trained_adapter(model: Any) -> str:
-    active = model.active_adapter
-    return str(active if isinstance(active, str) else active[0])
-
-
 def _prepared(trainer: GRPOTrainer | DPOTrainer, reference: Any) -> Any:
     """Return a reference prepared in the same way as TRL's own."""
     freeze(reference)
@@ -521,11 +499,6 @@ def _unpatched(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, forward in patched:
             module.__dict__["forward"] = forward
-
-
-def _tensors(reference: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters of a reference by name; a shared parameter is listed once."""
-    return dict(reference.named_parameters())
 
 
 def _stamp(reference: torch.nn.Module) -> tuple[Any, ...]:

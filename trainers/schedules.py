@@ -108,11 +108,11 @@ def create_adaptive(initial: float, target: float, *, gain: float = 0.1, limit: 
     return AdaptiveKL(initial, target, gain=gain, limit=limit)
 
 
-_KINDS: Mapping[str, tuple[Callable[..., KLSchedule], tuple[int, int], str]] = {
-    "constant": (create_constant, (1, 1), "constant:COEFFICIENT"),
-    "linear": (create_linear, (2, 2), "linear:FIRST:LAST"),
-    "cosine": (create_cosine, (2, 2), "cosine:FIRST:LAST"),
-    "adaptive": (create_adaptive, (2, 2), "adaptive:INITIAL:TARGET"),
+_FORMS: Mapping[str, Callable[..., KLSchedule]] = {
+    "constant:COEFFICIENT": create_constant,
+    "linear:FIRST:LAST": create_linear,
+    "cosine:FIRST:LAST": create_cosine,
+    "adaptive:INITIAL:TARGET": create_adaptive,
 }
 
 
@@ -122,27 +122,26 @@ def parse_kl_schedule(text: str) -> KLSchedule:
     Raises:
         InvalidConfigError: If the text does not describe a schedule.
     """
-    kind, *given = str(text).split(":")
+    kind, *parts = str(text).split(":")
+    form = next((form for form in _FORMS if form.split(":")[0] == kind.strip()), "")
     try:
-        numbers = [float(part) for part in given]
+        numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
-    create, (least, most), _ = _KINDS.get(kind.strip(), (None, (1, 0), ""))
-    if create is None or not least <= len(numbers) <= most:
-        forms = ", ".join(form for _, _, form in _KINDS.values())
-        raise InvalidConfigError(f"the KL schedule {text!r} must be one of {forms}, such as 'linear:0.1:0.0'.")
-    return create(*numbers)
+    if not form or len(numbers) != form.count(":"):
+        raise InvalidConfigError(f"the KL schedule {text!r} must be one of {', '.join(_FORMS)}.")
+    return _FORMS[form](*numbers)
 
 
 class KLController:
     """The current KL coefficient. The schedule computes it at each generation from the KL measured since the last one.
 
     Args:
-        schedule: The schedule; None: the coefficient is constant.
+        schedule: The schedule.
         coefficient: The value before the schedule's first call.
     """
 
-    def __init__(self, schedule: KLSchedule | None, coefficient: float) -> None:
+    def __init__(self, schedule: KLSchedule, coefficient: float = 0.0) -> None:
         self.schedule, self.coefficient = schedule, coefficient
         self._measured: list[float] = []
         self._asked_at = -1
@@ -153,7 +152,7 @@ class KLController:
         Raises:
             InvalidConfigError: If it returns a number below 0 or not finite.
         """
-        if self.schedule is None or step == self._asked_at:
+        if step == self._asked_at:
             return
         # Several generations may start at the same step. Only the first calls the schedule: no step has measured a new
         # KL since.
@@ -167,7 +166,7 @@ class KLController:
 
     def end_step(self, kl: float | None) -> None:
         """Record the mean KL per token of a step."""
-        if self.schedule is not None and kl is not None:
+        if kl is not None:
             self._measured.append(kl)
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,9 +176,7 @@ class KLController:
         return {"coefficient": self.coefficient, "measured": self._measured, "schedule": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; do nothing without a schedule."""
-        if self.schedule is None:
-            return
+        """Restore a saved state."""
         self.coefficient, self._measured = float(state["coefficient"]), [float(kl) for kl in state["measured"]]
         if state["schedule"] is not None and hasattr(self.schedule, "load_state_dict"):
             self.schedule.load_state_dict(state["schedule"])

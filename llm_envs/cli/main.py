@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 place = words(given)[:1]
                 arguments = create_parser(given[place[0]] if place else "").parse_args(given)
             except InvalidConfigError as error:
-                raise SystemExit(_said(error, is_debug)) from None
+                raise SystemExit(_print_error(error, is_debug)) from None
             return int(arguments.function(arguments) or 0)
     except KeyboardInterrupt as error:
         print(f"llm-envs: interrupted{''.join(by[:1])}{f': {error}' if str(error) else ''}", file=sys.stderr)
@@ -113,10 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        return _said(error, is_debug)
+        return _print_error(error, is_debug)
 
 
-def _said(error: Exception, is_debug: bool) -> int:
+def _print_error(error: Exception, is_debug: bool) -> int:
     """Print an error in one line and return the exit code."""
     if is_debug:
         traceback.print_exception(error)

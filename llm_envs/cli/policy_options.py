@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from llm_envs.cli.arguments import positive, require_model
 from llm_envs.cli.parser import Repeatable
 from llm_envs.errors import BridgeError, InvalidConfigError, public_address
-from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by, without_key
+from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, error_text, import_httpx, is_local, without_key
 
 if TYPE_CHECKING:
     from llm_envs.chat.codec import ChatCodec
@@ -133,9 +133,9 @@ def check_player(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--serve starts servers: leave out --url and --engine.")
     for name in given:
         if name not in _TAKES[kind]:
-            right = " and ".join(_said(other) for other, names in _TAKES.items() if name in names)
+            right = " and ".join(_flag(other) for other, names in _TAKES.items() if name in names)
             own = ", where a model has its own" if name == "tokenizer" else ""
-            raise InvalidConfigError(f"{_option(name)} is for {right}, not for {_said(kind)}{own}.")
+            raise InvalidConfigError(f"{_option(name)} is for {right}, not for {_flag(kind)}{own}.")
     if any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in (arguments.server_args or "").split()):
         raise InvalidConfigError("--server-args is saved with the run and has --api-key: set VLLM_API_KEY instead.")
     if kind in ("server", "api") and not arguments.url:
@@ -235,7 +235,7 @@ def _only_model(url: str) -> str:
         names = []
     if not names:
         text = without_key(answer.text, answer.status_code, headers)
-        said = f"{address} answers {answer.status_code}: {said_by(text)}"
+        said = f"{address} answers {answer.status_code}: {error_text(text)}"
         raise InvalidConfigError(f"--model {url}: it lists no models ({said:.300}): give --model-name NAME.")
     if len(names) > 1:
         some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -406,7 +406,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _said(kind: str) -> str:
+def _flag(kind: str) -> str:
     return "--serve" if kind == "serve" else "--policy" if kind == "script" else f"--engine {kind}"
 
 

@@ -90,5 +90,5 @@ class Answer:
 
     def wrong(self, expected: str) -> ModelError:
         """Return the error for a value that is not the expected one."""
-        found = "missing" if self.value is None else repr(self.value)[:100]
-        return ModelError(f"{self.url}: {self.field} is {found}; it must be {expected}.")
+        shown = "missing" if self.value is None else repr(self.value)[:100]
+        return ModelError(f"{self.url}: {self.field} is {shown}; it must be {expected}.")

@@ -218,10 +218,10 @@ def read_entry(index: int, message: Message | Mapping[str, Any]) -> LogEntry:
         return LogEntry(index, message.role, message.content, None, message.tool_calls, name, call_id)
     if not isinstance(message, Mapping):
         raise InvalidConfigError(f"{where} is {message!r:.80}; it must be an object with a role.")
-    given = message.get("role")
-    role = _ROLES.get(given) if isinstance(given, str) else None
+    name = message.get("role")
+    role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
-        raise InvalidConfigError(f"{where} has the role {given!r}; known are {', '.join(_ROLES)}.")
+        raise InvalidConfigError(f"{where} has the role {name!r}; known are {', '.join(_ROLES)}.")
     content = _text(where, message.get("content"))
     if message.get("audio"):
         raise InvalidConfigError(f"{where} has audio; only text can be converted.")

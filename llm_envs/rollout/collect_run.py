@@ -192,10 +192,10 @@ def run_settings(
         record["source.problems"] = state["problems"]
     if history != "append":
         record["history"] = history
-    for name, given in (("sampling", sampling or SamplingParams()), ("limits", limits or RolloutLimits())):
-        plain_one = type(given)()
-        for item in dataclasses.fields(given):
-            value = getattr(given, item.name)
+    for name, part in (("sampling", sampling or SamplingParams()), ("limits", limits or RolloutLimits())):
+        plain_one = type(part)()
+        for item in dataclasses.fields(part):
+            value = getattr(part, item.name)
             if value != getattr(plain_one, item.name):
                 record[f"{name}.{item.name}"] = value
     return record

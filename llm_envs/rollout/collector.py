@@ -240,13 +240,13 @@ class Collector:
                     drawn.extend(self.source.take(max(min(room, still), 0)))
                     pool.admit(min(room, still), group_size)
                     if index not in waiting:
-                        found = await pool.next_group()
-                        if found is None:
+                        finished = await pool.next_group()
+                        if finished is None:
                             raise InvalidConfigError(
                                 f"the stream cannot start a group: capacity_fn returned {room}, with {n_taken} taken "
                                 "and 0 running. Let it allow more, or update the version of the weights that it uses."
                             )
-                        waiting[found[0]] = found[1], self._keeps(found[1], self.group_filter)
+                        waiting[finished[0]] = finished[1], self._keeps(finished[1], self.group_filter)
                         # `next_group` gives groups in the order of finishing. Loop until number `index` is there, so
                         # that the caller gets them in the order of submission.
                         continue
@@ -415,10 +415,10 @@ class Collector:
         while len(accepted) < n_groups:
             n_open = pool.tracker.n_open + pool.n_waiting
             pool.admit(groups_to_admit(n_groups, len(accepted), n_open, over_sampling), group_size)
-            found = await pool.next_group()
-            if found is None:
+            finished = await pool.next_group()
+            if finished is None:
                 break
-            index, group = found
+            index, group = finished
             played[index] = group.trajectories if self.source.curricula else ()  # dropped ones too
             if self._keeps(group, group_filter):
                 accepted[index] = group

@@ -298,9 +298,9 @@ def _observed(messages: Sequence[Message]) -> tuple[str, dict[str, Any]]:
     return text, {"messages": [message.to_dict() for message in messages]} if messages else {}
 
 
-def _checked(given: object, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+def _checked(answers: object, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
     """Return an executor's results, whose texts can be encoded."""
-    results = as_results(calls, given)
+    results = as_results(calls, answers)
     return tuple(r if r.output.isascii() else replace(r, output=encodable(r.output)) for r in results)
 
 

@@ -129,9 +129,9 @@ async def play_episode(
     if spec.fork is not None:
         policy = fork_policy(policy, kind, *spec.fork)
     transcript = TokenTranscript(codec, history)
-    given: Any = env  # workers take only an `EnvMaker`, and raise otherwise
+    target: Any = env  # workers take only an `EnvMaker`, and raise otherwise
     is_run = hasattr(env, "open")
-    runner: Runner = given if is_run else (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
+    runner: Runner = target if is_run else (EnvRunner if workers is None else workers.runner)(target, limits.max_step_s)
     stats = stats or CollectorStats()
     sampler = TurnSampler(policy, spec, codec, limits, seed_base, gate, stats.add_tokens)
     episode = _Episode(spec, kind, transcript, sampling, limits, runner, sampler, context_fn, stats)

@@ -45,7 +45,7 @@ def rewrite_episodes(folder: Path, change: Callable[[list[Record]], Any]) -> Non
 
 def rewrite_record(folder: Path, change: Callable[[list[Record]], Any]) -> None:
     """Change the record of what was learned."""
-    path = folder / "learned" / "process-0.jsonl"
+    path = folder / "record" / "process-0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -265,7 +265,7 @@ def loop(model: str, out: Path) -> set[str]:
 
 
 @register
-def seams_rollout_func(model: str, out: Path) -> set[str]:
+def stock_trl_rollout_func(model: str, out: Path) -> set[str]:
     from trl import GRPOConfig, GRPOTrainer
 
     from llm_envs.trainers.stock_trl import env_reward, episode_dataset, rollout_func
@@ -281,7 +281,7 @@ def seams_rollout_func(model: str, out: Path) -> set[str]:
 
 
 @register
-def seams_environment_factory(model: str, out: Path) -> set[str]:
+def stock_trl_environment_factory(model: str, out: Path) -> set[str]:
     from trl import GRPOConfig, GRPOTrainer
 
     from llm_envs.trainers.stock_trl import env_reward, environment_factory, prompt_dataset

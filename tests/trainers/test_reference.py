@@ -412,7 +412,7 @@ def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
             "dpo",
             {"precompute_ref_log_probs": True},
             {"reference_update_fn": create_ema_update(0.9)},
-            "keeps what the reference said once",
+            "precompute_ref_log_probs is done once",
         ),
         ("dpo", {"precompute_ref_log_probs": True}, {"ref_model_fn": frozen_copy}, "give ref_model="),
         ("dpo", {}, {"ref_model_fn": frozen_copy, "ref_model": object()}, "both make the reference"),
@@ -447,11 +447,12 @@ def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resum
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY, kind=saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")}, kind=resumed)
     with pytest.raises(
-        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*give the folder as"
+        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*begin a new run"
     ):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
-    (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
-    with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):
+    for name in ("llm_envs_state.json", "training_args.bin"):
+        (tmp_path / "saved" / "checkpoint-1" / name).unlink()
+    with pytest.raises(InvalidConfigError, match="learned by TRL's own loss"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
 
 

@@ -130,8 +130,8 @@ def test_an_agents_own_summary_is_trained_with_the_credit_of_its_episode():
         assert [m.content for m in t.messages if m.role == "user"][1:] == ["Sum up.", f"Notes: {t.messages[3].content}"]
         spans = [t.rows[turn.row].ids[slice(*t.rows[turn.row].spans[turn.span])] for turn in t.turns]
         assert [ByteCodec().decode_reply(ids) for ids in spans] == [t.messages[i].content for i in (1, 3, 5)]
-    credit = score_episodes(played, RewardSettings(), {})
-    batch, _ = with_advantages(make_batch(credit, pad_id=0), replace(GRPO, normalisation="token"), credit)
+    episodes = score_episodes(played, RewardSettings(), {})
+    batch, _ = with_advantages(make_batch(episodes, pad_id=0), replace(GRPO, normalisation="token"), episodes)
     rewards = torch.tensor([t.reward for t in played])
     expected = (rewards - rewards.mean()) / rewards.std()
     assert expected.abs().max() > 0.5

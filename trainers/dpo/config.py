@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trl import DPOConfig
 
-from llm_envs.data.datasets import OVERLONG
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.trainers.run.ranks import set_for_machine
-from llm_envs.trainers.settings.checks import check_loss_types
+from llm_envs.trainers.settings.checks import check_values
+from llm_envs.trainers.settings.unused import NamedSettings, without
 
-__all__ = ["PAIRS_FROM_PLAY", "PAIR_SELECTORS", "EnvDPOConfig", "check_arguments"]
+__all__ = ["LOSS_TYPES", "PAIRS_FROM_PLAY", "EnvDPOConfig", "check_arguments"]
 
-PAIR_SELECTORS = ("best_worst", "all", "random", "length")
-"""The values of `pair_selector`."""
+LOSS_TYPES = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+)
+"""TRL's losses. It exports no list, and rejects a wrong name only in the first step."""
 PAIRS_FROM_PLAY = 'For pairs from play use EnvGRPOTrainer(model, env, algorithm="pairwise")'
 """The last sentence of errors about online DPO, which earlier versions had."""
 
 
 @dataclass
-class EnvDPOConfig(DPOConfig):
+@without("pairs are encoded and cut before TRL sees them, see overlong", "truncation_mode", "dataset_num_proc")
+class EnvDPOConfig(NamedSettings, DPOConfig):
     """TRL's `DPOConfig` with settings for pairs of episodes. TRL's fields keep their meaning, except `max_length`."""
 
-    pair_selector: str = field(
+    pair_selector: Literal["best_worst", "all", "random", "length"] = field(
         default="best_worst",
         metadata={
             "help": "Which episodes of a group are pairs: best_worst; all; random, pairs_per_group of them; length, "
@@ -51,17 +55,13 @@ class EnvDPOConfig(DPOConfig):
         default=None,
         metadata={"help": "Longest sequence (prompt and episode) in tokens; see overlong. None: the model's context."},
     )
-    overlong: str = field(
+    overlong: Literal["drop", "cut", "error"] = field(
         default="drop",
-        metadata={
-            "help": "What becomes of pairs with a longer sequence: drop; cut, each behind its last turn that fits "
-            "whole; error."
-        },
+        metadata={"help": "What becomes of pairs with a longer sequence: drop; cut, behind the last turn; error."},
     )
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
-
     max_function_s: float | None = field(
         default=None,
         metadata={"help": "Seconds that one call of a selector of yours may take. None: half of ddp_timeout."},
@@ -71,30 +71,28 @@ class EnvDPOConfig(DPOConfig):
         """Set the defaults of this machine, then check our fields."""
         set_for_machine(self)
         super().__post_init__()
-        checks: list[tuple[str, bool, str]] = [
-            ("pair_selector", self.pair_selector in PAIR_SELECTORS, f"one of {', '.join(PAIR_SELECTORS)}"),
+        check_values(
+            self,
             ("pair_margin", self.pair_margin >= 0, "at least 0"),
             ("pairs_per_group", self.pairs_per_group >= 1, "at least 1"),
             ("pair_length_ratio", self.pair_length_ratio >= 1, "at least 1"),
-            ("overlong", self.overlong in OVERLONG, f"one of {', '.join(OVERLONG)}"),
-        ]
-        for name, holds, expected in checks:
-            if not holds:
-                raise InvalidConfigError(f"{name}={getattr(self, name)!r}; it must be {expected}.")
-        check_loss_types(self.loss_type, "DPO")
+        )
+        for name in [self.loss_type] if isinstance(self.loss_type, str) else self.loss_type:
+            if name not in LOSS_TYPES:
+                known, near = ", ".join(LOSS_TYPES), did_you_mean(name, LOSS_TYPES)
+                raise InvalidConfigError(f"loss_type={name!r}; it must be one of {known}.{near}")
 
 
 def check_arguments(source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Reject wrong arguments of `EnvDPOTrainer` before a model is loaded."""
-    if played := sorted({"env", "eval_env", "curriculum", "group_filter"} & kwargs.keys()):
-        raise InvalidConfigError(
-            f"{', '.join(played)}: EnvDPOTrainer learns from collected trajectories (source=). {PAIRS_FROM_PLAY}."
-        )
     if not isinstance(args, EnvDPOConfig):
         raise InvalidConfigError(
             f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need. {PAIRS_FROM_PLAY}."
         )
-    if source is None:
-        raise InvalidConfigError(f"EnvDPOTrainer needs source=, trajectories or a saved data set. {PAIRS_FROM_PLAY}.")
-    if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
-        raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")
+    others = {"env", "eval_env", "curriculum", "group_filter", "train_dataset", "eval_dataset", "data_collator"}
+    taken = sorted(others & kwargs.keys())
+    if taken or source is None:
+        raise InvalidConfigError(
+            "EnvDPOTrainer learns from source= and eval_source=, trajectories or saved data sets"
+            f"{', not from ' * bool(taken)}{', '.join(taken)}. {PAIRS_FROM_PLAY}."
+        )

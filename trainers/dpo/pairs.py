@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -36,7 +36,7 @@ from llm_envs.trainers.functional.pairs import (
     random_pairs,
     similar_length_pairs,
 )
-from llm_envs.trainers.sft.source import first_record, in_tokens_of, load_source
+from llm_envs.trainers.sft.source import first_record, in_tokens_of, load_source, tools_of, without_nones
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = [
@@ -70,7 +70,6 @@ class PairCollator(DataCollatorForPreference):
         batch: dict[str, Any] = super().torch_call(examples)
         own_BT = torch.zeros_like(batch["completion_mask"])
         width = own_BT.shape[1]
-        # TRL's batch has all chosen sequences before all rejected ones.
         masks = [(example, example[name]) for name in MASKS for example in examples]
         for row, (example, mask) in enumerate(masks):
             start = len(example["prompt_ids"])
@@ -305,12 +304,8 @@ def _checked_tokens(rows: Sequence[Row]) -> list[Row]:
 
 def _above_margin(rows: Sequence[Row], margin: float) -> list[Row]:
     """Return the rows without ties. Rows without rewards stay, because somebody chose them."""
-    out = []
-    for row in rows:
-        better, worse = row.get("chosen_reward"), row.get("rejected_reward")
-        if better is None or worse is None or better - worse > margin:
-            out.append(row)
-    return out
+    rewards = [(row.get("chosen_reward"), row.get("rejected_reward")) for row in rows]
+    return [row for row, (a, b) in zip(rows, rewards, strict=True) if a is None or b is None or a - b > margin]
 
 
 def _says(row: Row, name: str, codec: ChatCodec) -> bool:
@@ -339,16 +334,14 @@ def _messages_group(number: int, row: Row, codec: ChatCodec) -> TrajectoryGroup:
             f"pair {number}: {', '.join(wrong)} must be lists of messages with role and content, such as "
             '[{"role": "user", "content": "2 + 2?"}]; chosen and rejected are answers to the prompt.'
         )
-    tools = row.get("tools") or ()
-    tools = json.loads(tools) if isinstance(tools, str) else tools
     rewards = {"chosen": 1.0, "rejected": 0.0}
     if row.get("chosen_reward") is not None and row.get("rejected_reward") is not None:
         rewards = {name: float(row[f"{name}_reward"]) for name in rewards}
     members = [
         from_messages(
-            [_without_nones(message) for message in (*row["prompt"], *row[name])],
+            [without_nones(message) for message in (*row["prompt"], *row[name])],
             codec=codec,
-            tools=tools,
+            tools=tools_of(row),
             reward=reward,
             context=len(row["prompt"]),
             group_id=str(row.get("group_id", number)),
@@ -359,8 +352,3 @@ def _messages_group(number: int, row: Row, codec: ChatCodec) -> TrajectoryGroup:
     better, worse = rewards.values()
     kept = members if better > worse else members[:1]  # a tie, or the worse one chosen: no pair
     return TrajectoryGroup(str(number), members[0].env_id, 0, tuple(kept))
-
-
-def _without_nones(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the keys that a table filled with None."""
-    return {key: value for key, value in message.items() if value is not None}

@@ -231,20 +231,20 @@ class EnvDPOTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
         """Save what a checkpoint needs besides TRL's: the reference."""
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
-            state = {"trainer": "dpo", "online": False, "reference": self._reference.save(self, folder)}
+            state = {"online": False, "reference": self._reference.save(self, folder)}
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint and the parts that `_save_own` added."""
-        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        check_checkpoint(checkpoint, "DPO")
         path = Path(checkpoint) / STATE_FILE
         state = json.loads(path.read_text()) if path.exists() else {}
-        self._reference.load(self, Path(checkpoint), state.get("reference"))
-        check_checkpoint(checkpoint, "DPO")
         if state.get("online", bool(state)):  # its first checkpoints lacked the key
             raise InvalidConfigError(
                 f"{checkpoint} is one of online DPO, which this version does not have: start from its weights as a "
                 f"model. {PAIRS_FROM_PLAY}."
             )
+        super()._load_optimizer_and_scheduler(checkpoint)
+        self._reference.load(self, Path(checkpoint), state.get("reference"))

@@ -18,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from llm_envs.errors import InvalidConfigError
 
 __all__ = [
+    "active_adapter",
     "base_weights",
     "cannot_merge",
     "check_mergeable",
@@ -49,7 +50,7 @@ def engine_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 def describe_adapter(model: Any) -> str:
     """Return a PEFT model's settings that are not the default, as `LoraConfig(bias='all', ...)`."""
-    config = model.peft_config[_active(model)]
+    config = model.peft_config[active_adapter(model)]
     told = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -68,7 +69,7 @@ def check_mergeable(model: Any) -> None:
     """
     if not is_peft_model(model):
         return
-    config = model.peft_config[_active(model)]
+    config = model.peft_config[active_adapter(model)]
     depends = config.peft_type in ("POLY", "XLORA") or getattr(config, "alora_invocation_tokens", None)
     if depends or not hasattr(model.base_model, "merge_adapter"):
         raise InvalidConfigError(
@@ -85,7 +86,8 @@ def cannot_merge(model: Any, error: Exception) -> InvalidConfigError:
     )
 
 
-def _active(model: Any) -> str:
+def active_adapter(model: Any) -> str:
+    """Return the name of a PEFT model's trained adapter."""
     active = model.active_adapter
     return str(active if isinstance(active, str) else active[0])
 
@@ -117,7 +119,7 @@ def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     # If two layers share a weight, the first one owns it, as in `named_parameters`.
     owner = {id(parameter): name for name in reversed(outer) for parameter in adapted[name].parameters()}
     merged: dict[str, dict[str, torch.Tensor]] = {}
-    active = _active(model)
+    active = active_adapter(model)
     for name, parameter in model.named_parameters():
         # Of a module that is trained in full there are an untrained copy, and one of each adapter.
         name = name.replace(f"modules_to_save.{active}.", "")

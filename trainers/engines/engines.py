@@ -13,7 +13,7 @@ from llm_envs.trainers.engines.weight_sync import ColocatedEngine
 if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
 
-__all__ = ["colocated_engine", "sharding_of", "trainer_policy"]
+__all__ = ["colocated_engine", "sharding_of", "tokenizer_of", "trainer_policy"]
 
 
 def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
@@ -24,8 +24,13 @@ def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
     return "DeepSpeed's ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else None
 
 
-def trainer_policy(trainer: GRPOTrainer) -> TransformersPolicy:
-    """Return the policy that samples with the trainer's own model.
+def tokenizer_of(trainer: GRPOTrainer) -> Any:
+    """Return the trainer's tokenizer, also of a model that has a processor."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def trainer_policy(trainer: GRPOTrainer, max_concurrency: int | None = None) -> TransformersPolicy:
+    """Return the policy that samples with the trainer's own model, by default `args.max_concurrency` turns at a time.
 
     Raises:
         InvalidConfigError: If FSDP or DeepSpeed's ZeRO-3 shards the model's weights over the processes.
@@ -37,9 +42,9 @@ def trainer_policy(trainer: GRPOTrainer) -> TransformersPolicy:
             "where every process has the full model."
         )
     args: Any = trainer.args
-    tokenizer: Any = trainer.processing_class
+    most = most_of(args.max_concurrency) if max_concurrency is None else max_concurrency
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, tokenizer, max_batch_size=most_of(args.max_concurrency))
+    return TransformersPolicy(model, tokenizer_of(trainer), max_batch_size=most)
 
 
 def colocated_engine(trainer: GRPOTrainer) -> ColocatedEngine:

@@ -27,7 +27,7 @@ from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.policies.vllm.launcher import start_servers
 from llm_envs.policies.vllm.scoring import TokenScorer
 from llm_envs.policies.vllm.server import VLLMServerPolicy
-from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_whole
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_slow_transport
 from llm_envs.trainers.engines.weight_sync import NO_IMAGES, ColocatedEngine
 from llm_envs.trainers.run.ranks import raise_on_all_ranks
 
@@ -146,7 +146,7 @@ class ServerEngines(ColocatedEngine):
                     urls = self._start()
             (urls,) = broadcast_object_list([urls])
             if self.accelerator.is_main_process:
-                warn_of_whole(settings.vllm_transport, len(urls))
+                warn_of_slow_transport(settings.vllm_transport, len(urls))
             with raise_on_all_ranks():
                 self.policy = VLLMServerPolicy(
                     urls,

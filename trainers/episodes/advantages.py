@@ -72,7 +72,7 @@ class Scored:
 def with_advantages(
     batch: Batch,
     algorithm: Algorithm,
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     *,
     kl_coef: float | None = None,
     state_fn: StateFn = state_keys,
@@ -88,10 +88,10 @@ def with_advantages(
     The batch's `rewards_B`, by which pairs are formed, become NaN for episodes that are not trained on.
 
     Args:
-        batch: The rows of the episodes of `credit`; with `policy_logps_BT` and `ref_logps_BT` if the KL counts in the
+        batch: The rows of the episodes of `episodes`; with `policy_logps_BT` and `ref_logps_BT` if the KL counts in the
             reward or in the advantages.
         algorithm: Its `advantage_fn` gets one row per episode. Without one (PPO) the batch gets no advantages.
-        credit: The episodes and rewards of this process.
+        episodes: The episodes and rewards of this process.
         kl_coef: The present coefficient of the KL; None: the algorithm's.
         state_fn: Names the state before each turn of an episode, if the algorithm is `by_state` without a function.
         limit_s: Seconds that one call of a function of the user may take; None: any time.
@@ -103,20 +103,20 @@ def with_advantages(
             the log-probabilities of such a KL.
         TimeLimitError: If a function takes longer than `limit_s`.
     """
-    _check_forks(algorithm, credit)
+    _check_forks(algorithm, episodes)
     kl_BT = _paid_kl(batch, algorithm)
     coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
     assert not callable(coefficient), "a schedule's coefficient of now is given as kl_coef"
-    rewards, turns = _paid(credit, batch, kl_BT if algorithm.kl_in == "reward" else None, coefficient)
+    rewards, turns = _paid(episodes, batch, kl_BT if algorithm.kl_in == "reward" else None, coefficient)
     if algorithm.normalisation == "prompt":
-        group_ids_B = _group_ids(batch, credit)
+        group_ids_B = _group_ids(batch, episodes)
         batch = replace(batch, group_tokens_B=group_token_counts(batch.mask_BT, group_ids_B))
     # The process is part of the key: after the gather it tells which episodes are our own.
-    mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
+    mine = [(process_index, trajectory.group_id) for trajectory in episodes.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     together = nullcontext if gather is None else raise_on_all_ranks
     with together():
-        states = _states(algorithm, state_fn, credit, limit_s)
+        states = _states(algorithm, state_fn, episodes, limit_s)
     # Groups stay on one process, but an advantage_fn may whiten over the batch: call it once, on all episodes.
     everything = list(zip(mine, rewards, turns, learns, states, strict=True))
     if gather is not None:
@@ -128,22 +128,22 @@ def with_advantages(
         batch = replace(batch, rewards_B=rewards_B)
     if algorithm.advantage_fn is None:
         return batch, scored
-    given = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
+    arguments = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
     if algorithm.by_state:
-        given.append(_state_numbers([states for *_, states in everything], width=given[-1].shape[1]))
+        arguments.append(_state_numbers([states for *_, states in everything], width=arguments[-1].shape[1]))
     with together():
-        advantages = limited(algorithm.advantage_fn, limit_s, f"the advantage_fn of {algorithm.name!r}")(*given)
+        advantages = limited(algorithm.advantage_fn, limit_s, f"the advantage_fn of {algorithm.name!r}")(*arguments)
     own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
     n_rows, n_tokens = batch.mask_BT.shape
-    spread = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
+    spread = token_advantages(own, episodes.trajectories, n_rows=n_rows, n_tokens=n_tokens)
     if kl_BT is not None and algorithm.kl_in == "advantage":
         spread_BT = (spread if spread.ndim == 2 else spread[:, None]).expand(n_rows, n_tokens)
         spread = kl_in_reward(spread_BT, kl_BT, batch.mask_BT, coefficient)
     return replace(batch, advantages=spread), scored
 
 
-def _check_forks(algorithm: Algorithm, credit: EpisodeRewards) -> None:
-    has_forks = any(len(trajectory.rows) > 1 for trajectory in credit.trajectories)
+def _check_forks(algorithm: Algorithm, episodes: EpisodeRewards) -> None:
+    has_forks = any(len(trajectory.rows) > 1 for trajectory in episodes.trajectories)
     if has_forks and (algorithm.normalisation == "sequence" or algorithm.pair_loss_fn is not None):
         raise InvalidConfigError(
             f"an episode has several rows, and {algorithm.name!r} weighs each row alike: take one that is normalised "
@@ -152,16 +152,16 @@ def _check_forks(algorithm: Algorithm, credit: EpisodeRewards) -> None:
 
 
 def _paid(
-    credit: EpisodeRewards, batch: Batch, kl_BT: torch.Tensor | None, coefficient: float
+    episodes: EpisodeRewards, batch: Batch, kl_BT: torch.Tensor | None, coefficient: float
 ) -> tuple[list[float], list[list[float]]]:
     """Return the rewards of episodes and of their turns, without a KL that counts in the reward."""
-    rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
+    rewards, turns = episodes.rewards.tolist(), [part.tolist() for part in episodes.turn_rewards]
     if kl_BT is not None:
-        penalties = turn_penalties(coefficient * kl_BT, batch.mask_BT, credit.trajectories)
+        penalties = turn_penalties(coefficient * kl_BT, batch.mask_BT, episodes.trajectories)
         rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
         # strict=False: an episode without a score has no turn rewards, while every turn has a penalty.
         turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
-    return rewards, [own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
+    return rewards, [own_turns(turn, t) for turn, t in zip(turns, episodes.trajectories, strict=True)]
 
 
 def _scored(everything: Sequence[tuple[Any, ...]], process_index: int, kl_BT: torch.Tensor | None) -> Scored:
@@ -187,7 +187,7 @@ def own_turns(turn_rewards: Sequence[float], trajectory: Trajectory) -> list[flo
 
 
 def _states(
-    algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards, limit_s: float | None
+    algorithm: Algorithm, state_fn: StateFn, episodes: EpisodeRewards, limit_s: float | None
 ) -> list[Sequence[Hashable]]:
     """Return the keys of each episode's turns; none if they are not needed, or the episode has no score.
 
@@ -200,13 +200,13 @@ def _states(
     name = limited(name, limit_s, f"by_state of {algorithm.name!r}")
     states: list[Sequence[Hashable]] = []
     errors: list[ReplayError] = []
-    for trajectory in credit.trajectories:
+    for trajectory in episodes.trajectories:
         try:
             states.append(name(trajectory) if algorithm.by_state and trajectory.status == "ok" else ())
         except ReplayError as error:
             errors.append(error)
             states.append([(episode_name(trajectory), turn) for turn in range(len(trajectory.turns))])
-    if errors and len(errors) == sum(trajectory.status == "ok" for trajectory in credit.trajectories):
+    if errors and len(errors) == sum(trajectory.status == "ok" for trajectory in episodes.trajectories):
         raise errors[0]
     if errors:
         warnings.warn(f"{len(errors)} of {len(states)} episodes share no state with others: {errors[0]}", stacklevel=2)
@@ -238,10 +238,10 @@ def _paid_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:
     return algorithm.kl_estimator(batch.policy_logps_BT, batch.ref_logps_BT, batch.mask_BT)
 
 
-def _group_ids(batch: Batch, credit: EpisodeRewards) -> torch.Tensor:
+def _group_ids(batch: Batch, episodes: EpisodeRewards) -> torch.Tensor:
     """Return each row's group; rows that only fill up the batch are in group -1."""
-    numbers = group_numbers(credit.trajectories)
-    ids = [numbers[index] for index, _ in row_places(credit.trajectories)]
+    numbers = group_numbers(episodes.trajectories)
+    ids = [numbers[index] for index, _ in row_places(episodes.trajectories)]
     return torch.tensor([*ids, *[-1] * (len(batch) - len(ids))], device=batch.mask_BT.device)
 
 
@@ -306,10 +306,10 @@ def turn_penalties(
 
 def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
     """Return (turn, its columns after the prompt) for each turn in a row."""
-    found = []
+    spans = []
     for number, turn in enumerate(trajectory.turns):
         if turn.row == row:
             tokens = trajectory.rows[row]
             start, stop = tokens.spans[turn.span]
-            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
-    return found
+            spans.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
+    return spans

@@ -149,7 +149,7 @@ def batch_from_trl(inputs: Mapping[str, Any]) -> Batch:
 
 
 def make_batch(
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     *,
     pad_id: int,
     device: torch.device | str = "cpu",
@@ -160,7 +160,7 @@ def make_batch(
     """Return the rows of a generation as tensors, without advantages.
 
     Args:
-        credit: The episodes and their rewards (`credit.score_episodes`), with all members of each group.
+        episodes: The episodes and their rewards (`rewards.score_episodes`), with all members of each group.
         pad_id: Fills masked places; any id of the vocabulary will do.
         device: Device of the tensors.
         sampling: How the episodes were sampled; None: `SamplingParams()`.
@@ -168,9 +168,9 @@ def make_batch(
         trajectory_filter: Keeps the episodes to train on (`rollout.filters`). Rewards of the others still count.
 
     Raises:
-        InvalidConfigError: If `credit` has no episode.
+        InvalidConfigError: If `episodes` has no episode.
     """
-    trajectories = credit.trajectories
+    trajectories = episodes.trajectories
     if not trajectories:
         raise InvalidConfigError("a batch needs episodes: give at least one group.")
     lists = rollout_output(
@@ -189,7 +189,7 @@ def make_batch(
         group_ids_B=torch.tensor([numbers[index] for index, _ in places]),
         # The further row of a fork has no reward, so that its episode counts once.
         rewards_B=torch.tensor(
-            [*credit.rewards.tolist(), *[torch.nan] * (len(places) - len(trajectories))], dtype=torch.float32
+            [*episodes.rewards.tolist(), *[torch.nan] * (len(places) - len(trajectories))], dtype=torch.float32
         ),
         sampling=sampling,
         kept=kept,

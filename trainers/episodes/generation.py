@@ -33,7 +33,7 @@ from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import add_branches, is_root, n_roots
 from llm_envs.sources.source import group_specs
-from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
+from llm_envs.tracking.metrics import add_totals, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
@@ -45,8 +45,10 @@ __all__ = [
     "COLLECTOR_GROUP",
     "STATE_FILE",
     "GenerationPlayer",
+    "check_room",
     "close_player",
     "make_collector",
+    "sampling_of",
     "unused_folder",
 ]
 
@@ -72,26 +74,16 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
         InvalidConfigError: If a completion leaves no room for a prompt, or a rollout may outlast the process group.
     """
     max_completion = int(args.max_completion_length)
-    if max_completion >= policy.max_model_len:
-        raise InvalidConfigError(
-            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
-            f"context of {policy.max_model_len} tokens: lower it."
-        )
-    sampling = SamplingParams(
-        max_new_tokens=args.max_turn_tokens or max_completion,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k or 0,
-        min_p=args.min_p or 0.0,
-        repetition_penalty=args.repetition_penalty,
-        thinking=args.thinking,
-        keep_mask=getattr(args, "keep_sampling_mask", False),
-    )
+    check_room(max_completion, policy)
+    keep_mask = getattr(args, "keep_sampling_mask", False)
+    max_turn = args.max_turn_tokens or max_completion
+    sampling = sampling_of(args, max_turn, thinking=args.thinking, keep_mask=keep_mask)
     limits = RolloutLimits(
         max_turns=args.max_turns,
         max_turn_tokens=args.max_turn_tokens,
         max_completion_tokens=max_completion,
-        max_episode_s=episode_limit(args, _episodes_at_a_time(args)),
+        # The episodes that one process plays between two steps, refills and evaluation aside.
+        max_episode_s=episode_limit(args, int(args.per_device_train_batch_size * (args.steps_per_generation or 1))),
         max_step_s=args.max_step_s,
     )
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
@@ -102,9 +94,26 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
 
 
-def _episodes_at_a_time(args: Any) -> int:
-    """Return how many episodes one process plays between two steps, refills and evaluation aside."""
-    return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
+def check_room(max_completion: int, policy: Any) -> None:
+    """Reject a completion that leaves no room for a prompt in the policy's context."""
+    if max_completion >= policy.max_model_len:
+        raise InvalidConfigError(
+            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
+            f"context of {policy.max_model_len} tokens: lower it."
+        )
+
+
+def sampling_of(args: Any, max_new_tokens: int, **others: Any) -> SamplingParams:
+    """Return how turns of at most `max_new_tokens` tokens are sampled, by TRL's settings and `others` of ours."""
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        **others,
+    )
 
 
 @dataclass(eq=False)
@@ -165,6 +174,7 @@ class GenerationPlayer:
         self._n_failed = 0
         self.time_shares = TimeShares(collector.stats)
 
+    @raise_on_all_ranks()
     def play(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -188,18 +198,6 @@ class GenerationPlayer:
             upcoming: Steps and rows of the next generations: they begin now, and later calls return their episodes.
             algorithm: If its groups are trees, the filter sees their roots, and branches follow (`rollout.tree`).
         """
-        with raise_on_all_ranks():
-            return self._play(rows, mode, step, group_size, upcoming, algorithm)
-
-    def _play(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        mode: str,
-        step: int,
-        group_size: int,
-        upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
-        algorithm: Algorithm,
-    ) -> list[Trajectory]:
         is_begun = mode == "train" and bool(self._begun)
         n_first = group_size if mode == "eval" else n_roots(algorithm.branches, group_size)
         begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size, n_first)
@@ -261,16 +259,12 @@ class GenerationPlayer:
             self._loop.close()
             self._loop = BackgroundLoop()
 
+    @raise_on_all_ranks()
     def save_ahead(self, folder: Path) -> None:
         """Wait for the generations that have begun early, and write their episodes for `load_begun`.
 
         An error on one process is raised on all.
         """
-        if self._loop is not None:
-            with raise_on_all_ranks():
-                self._save_begun(folder)
-
-    def _save_begun(self, folder: Path) -> None:
         for number, begun in enumerate(self._begun):
             for name, groups in (("kept", begun.wait()), ("dropped", begun.dropped)):
                 path = folder / f"{number}-{name}-{self._process_index}.jsonl"
@@ -299,14 +293,14 @@ class GenerationPlayer:
             kept, dropped = (to_groups(read_log(path)) for path in paths)
             self._stored.append((kept, dropped))
 
+    @raise_on_all_ranks()
     def newest(self) -> list[Trajectory]:
         """Wait for the generation that this run began last, and return its kept episodes; [] if none is under way.
 
         An error on one process is raised on all.
         """
-        with raise_on_all_ranks():
-            begun = [begun for begun in self._begun if not begun.is_stored]
-            return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
+        begun = [begun for begun in self._begun if not begun.is_stored]
+        return [trajectory for group in (begun[-1].wait() if begun else ()) for trajectory in group.trajectories]
 
     @property
     def n_ahead(self) -> int:
@@ -326,10 +320,6 @@ class GenerationPlayer:
         # A curriculum reads only outcomes, so do not send messages and tokens between processes.
         outcomes = [_light(t, ()) for t in self._roots]
         source.update(gather_object(outcomes))
-
-    def metrics(self, mode: str) -> dict[str, float]:
-        """Return the environment's metrics of the latest generation, as means and counts (see `totals`)."""
-        return average_metrics([self.totals(mode)])
 
     def totals(self, mode: str) -> dict[str, tuple[float, float]]:
         """Return the metrics of the latest generation over all processes, with dropped groups, as sums and numbers.
@@ -356,8 +346,8 @@ class GenerationPlayer:
         # Of all processes together: their shares of the tokens differ. Only the versions are sent.
         versions = [tuple(Turn(0.0, {}, weight_versions=turn.weight_versions) for turn in t.turns) for t in rows]
         light = [_light(t, turns) for t, turns in zip(rows, versions, strict=True)]
-        found = off_policy_statistics(gather_object(light), step)
-        return metrics | {f"sampling/{name}": value for name, value in sorted(found.items())}
+        statistics = off_policy_statistics(gather_object(light), step)
+        return metrics | {f"sampling/{name}": value for name, value in sorted(statistics.items())}
 
     def check_failures(self, rows: Sequence[Trajectory]) -> None:
         """Warn about failed episodes; stop on all processes if all episodes of several generations fail.

@@ -9,7 +9,6 @@ model. Most tokens are right even if some are not, so the median difference tell
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,8 @@ import numpy.typing as npt
 import torch
 
 from llm_envs.errors import ModelError
-from llm_envs.trainers.episodes.batches import batch_from_trl, slice_rows
 from llm_envs.trainers.forward.dropout import describe_dropout
-from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.functional.batch import Batch
 
 __all__ = [
     "MAX_FAILED_GENERATIONS",
@@ -77,22 +75,18 @@ def noise_limit(differences: npt.NDArray[np.floating[Any]], rounding: Rounding) 
     return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
 
 
-def check_gaps(
-    gaps: npt.NDArray[np.float32], tolerance: float | None, rounding: Rounding, model: torch.nn.Module
-) -> None:
+def check_gaps(gaps: npt.NDArray[np.float32], tolerance: float, rounding: Rounding, model: torch.nn.Module) -> None:
     """Stop training if the sampling distribution differs from the trained one; warn if it differs at single tokens.
 
     Args:
         gaps: The absolute gap of each of N tokens, of all processes, in nats: (N,), N > 0.
-        tolerance: Greatest allowed mean gap, in nats per token; None: no limit.
+        tolerance: Greatest allowed mean gap, in nats per token.
         rounding: The bounds of the gap that rounding explains.
         model: The trained model, for the error: dropout is a frequent cause.
 
     Raises:
         ModelError: If the mean gap is above the tolerance, or NaN.
     """
-    if tolerance is None:
-        return
     if not (mean := float(gaps.mean(dtype=np.float64))) <= tolerance:
         dropout = describe_dropout(model)
         cause = (
@@ -113,27 +107,9 @@ def check_gaps(
         )
 
 
-@torch.no_grad()
-def sampling_gaps(
-    score: Callable[[Mapping[str, Any]], torch.Tensor], output: Mapping[str, Any], n_rows: int
-) -> npt.NDArray[np.float32]:
-    """Compare the log-probabilities from sampling with the trained model's for the same tokens.
-
-    All rows are scored, in micro-batches trimmed as for the loss.
-
-    Args:
-        score: Returns the trained model's log-probabilities of a batch, shape (B, T).
-        output: TRL's batch of a generation.
-        n_rows: Rows of a micro-batch.
-
-    Returns:
-        The absolute gap of each of N tokens in nats, shape (N,).
-    """
-    gaps = [torch.zeros(0)]
-    for start in range(0, len(output["prompt_ids"]), n_rows):
-        batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
-        sampled_BT, mask_BT = batch["sampling_per_token_logps"], batch_from_trl(batch).mask_BT
-        # An oracle's tokens were not sampled, so there is nothing to compare.
-        mask_BT &= ~sampled_BT.isnan()
-        gaps.append((score(batch) - sampled_BT).abs()[mask_BT].float().cpu())
-    return np.asarray(torch.cat(gaps))
+def sampling_gaps(logps_BT: torch.Tensor, batch: Batch) -> npt.NDArray[np.float32]:
+    """Return the absolute gaps between the trained model's log-probabilities and sampling's, in nats, shape (N,)."""
+    sampled_BT = batch.need("sampled_logps_BT")
+    # An oracle's tokens were not sampled, so there is nothing to compare.
+    is_sampled_BT = batch.mask_BT & ~sampled_BT.isnan()
+    return np.asarray((logps_BT - sampled_BT).abs()[is_sampled_BT].float().cpu())

@@ -30,6 +30,7 @@ __all__ = [
     "index_dataset",
     "index_datasets",
     "make_items",
+    "name_of",
     "refills",
     "upcoming_rows",
 ]
@@ -156,14 +157,19 @@ def index_datasets(items: Mapping[str, EpisodeDataset]) -> dict[str, Dataset]:
 def index_dataset(items: EpisodeDataset, split: str) -> Dataset:
     """Return the data set that TRL shuffles and repeats, with one row per item."""
     # TRL needs a column `prompt`. Here it is only a name: the trainers play by `index` and `split`.
-    n, names = len(items), "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
+    n, name = len(items), name_of(items)
     return Dataset.from_dict(
         {
-            "prompt": [f"{names} {split} #{index}" for index in range(n)],
+            "prompt": [f"{name} {split} #{index}" for index in range(n)],
             "index": list(range(n)),
             "split": [split] * n,
         }
     )
+
+
+def name_of(items: EpisodeDataset) -> str:
+    """Return the ids of the environments, joined."""
+    return "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
 
 
 class RecordedSampler(Sampler[int]):

@@ -178,15 +178,15 @@ def with_overlong(settings: RewardSettings, share: float, max_length: int) -> Re
     """
     if not share:
         return settings
-    given = {} if settings.reward_fns is None else named_rewards(settings.reward_fns)
-    if "overlong" in given:
+    functions = {} if settings.reward_fns is None else named_rewards(settings.reward_fns)
+    if "overlong" in functions:
         raise InvalidConfigError(
             "a reward function is called overlong, and the algorithm has an overlong punishment: rename it, or take "
             "replace(algorithm, overlong=0.0)."
         )
     # At least one token: a share of a short limit may round down to 0.
     penalty = create_overlong_penalty(max_length, max(int(max_length * share), 1))
-    return replace(settings, reward_fns={**given, "overlong": penalty})
+    return replace(settings, reward_fns={**functions, "overlong": penalty})
 
 
 def declared_weights(source: SeedSource) -> dict[str, float]:
@@ -286,9 +286,9 @@ def _parts(
 
 
 def _weights(names: Sequence[str], settings: RewardSettings, task_weights: Mapping[str, float]) -> dict[str, float]:
-    given = settings.weights or {}
+    own = settings.weights or {}
     declared = task_weights if settings.components else {}
-    return {name: float(given.get(name, declared.get(name, 1.0))) for name in names}
+    return {name: float(own.get(name, declared.get(name, 1.0))) for name in names}
 
 
 def _by_turn(
@@ -337,8 +337,8 @@ def _aggregated(
         # A failed episode has no columns, so it is not compared.
         members = [place for place, number in enumerate(numbers) if number == group and weighted[place]]
         names = sorted({name for place in members for name in weighted[place]})
-        given = parts if aggregate == "z_score" else weighted  # a z-score does not depend on the column's weight
-        values = np.array([[given[place].get(name, np.nan) for name in names] for place in members])
+        compared = parts if aggregate == "z_score" else weighted  # a z-score does not depend on the column's weight
+        values = np.array([[compared[place].get(name, np.nan) for name in names] for place in members])
         if members:
             scores = _compared(values, aggregate, [weights[name] for name in names])
             for place, score in zip(members, scores.tolist(), strict=True):

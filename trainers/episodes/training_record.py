@@ -1,6 +1,6 @@
 """The record of what a training learned from its episodes, which `llm-envs audit` recomputes.
 
-A file `learned/NAME.jsonl` beside the episodes in `trajectories/NAME`, one for each process and start of a run. Its
+A file `record/NAME.jsonl` beside the episodes in `trajectories/NAME`, one for each process and start of a run. Its
 lines have a `kind`: "run" (settings, once), "generation" (rewards, masks, advantages) and "step" (the loss of an
 optimizer step). It has about one number for each episode, and for each token only where advantages differ by token, so
 it is small beside the episodes.
@@ -51,7 +51,7 @@ __all__ = [
     "unpack",
 ]
 
-FOLDER = "learned"
+FOLDER = "record"
 _FUNCTIONS = "llm_envs.trainers.functional."
 """Only functions of these modules are called by a name from a file: another module could run any code."""
 _SETTINGS = (
@@ -97,7 +97,7 @@ class TrainingRecord:
 class RecordsLearning:
     """Records what a trainer of TRL learns: a mixin before TRL's class."""
 
-    _learned: TrainingRecord | None = None
+    _training_record: TrainingRecord | None = None
     _has_record = True
     """Whether the record could be written so far."""
     _step_loss: Any = 0.0
@@ -120,19 +120,19 @@ class RecordsLearning:
             return
         self._has_record = False
         with describing("the record of what is learned"):
-            if self._learned is None:
-                self._learned = TrainingRecord(writer, run())
-            self._learned.write(generation())
+            if self._training_record is None:
+                self._training_record = TrainingRecord(writer, run())
+            self._training_record.write(generation())
             self._has_record = True
 
     def _record_step(self) -> None:
         """Append the loss of the optimizer step that has just ended."""
         step_loss, self._step_loss = self._step_loss, 0.0
-        if self._learned is None or not self._has_record:
+        if self._training_record is None or not self._has_record:
             return
         self._has_record = False
         with describing("the record of what is learned"):
-            self._learned.write_step(self.state.global_step, step_loss)
+            self._training_record.write_step(self.state.global_step, step_loss)
             self._has_record = True
 
 
@@ -144,9 +144,8 @@ def run_record(
     codec: Any,
     sampling: SamplingParams,
     max_model_len: int | None,
-    rewards: RewardSettings | None = None,
-    algorithm: Algorithm | None = None,
-    unknown: Sequence[str] = (),
+    rewards: RewardSettings,
+    unknown: Sequence[str],
     **facts: Any,
 ) -> dict[str, Any]:
     """Return the first line of a record.
@@ -159,7 +158,6 @@ def run_record(
         sampling: How turns are sampled.
         max_model_len: The policy's context in tokens.
         rewards: The rewards of an episode.
-        algorithm: The algorithm, if one holds for the run.
         unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`).
         **facts: Further facts, as JSON types.
     """
@@ -173,8 +171,7 @@ def run_record(
         "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
         "template": dict(getattr(codec.template, "kwargs", {})),
         "max_model_len": max_model_len,
-        "rewards": reward_facts(rewards or RewardSettings()),
-        "algorithm": None if algorithm is None else describe(algorithm),
+        "rewards": reward_facts(rewards),
         "unknown": list(unknown),
         **facts,
     }
@@ -209,7 +206,7 @@ def reward_facts(rewards: RewardSettings) -> dict[str, Any]:
 
 def generation_record(
     step: int,
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     rows: Sequence[tuple[Any, Any]],
     advantages: torch.Tensor | None = None,
     mask_BT: torch.Tensor | None = None,
@@ -221,7 +218,7 @@ def generation_record(
 
     Args:
         step: The optimizer steps before it.
-        credit: The episodes and their rewards.
+        episodes: The episodes and their rewards.
         rows: Token ids and trained mask of each row of the batch, arrays of shape (T,) each.
         advantages: Shape (B,) or (B, T), as the loss reads them; None: the trainer has none.
         mask_BT: The trained tokens, which the numbers of tokens are stored for.
@@ -231,12 +228,12 @@ def generation_record(
     record: dict[str, Any] = {
         "kind": "generation",
         "step": step,
-        "episodes": [[t.group_id, t.member] for t in credit.trajectories],
-        "status": [t.status for t in credit.trajectories],
-        "columns": {name: list(values) for name, values in credit.columns.items()},
-        "weights": dict(credit.weights),
-        "turn_rewards": [part.tolist() for part in credit.turn_rewards],
-        "baselines": baselines(credit),
+        "episodes": [[t.group_id, t.member] for t in episodes.trajectories],
+        "status": [t.status for t in episodes.trajectories],
+        "columns": {name: list(values) for name, values in episodes.columns.items()},
+        "weights": dict(episodes.weights),
+        "turn_rewards": [part.tolist() for part in episodes.turn_rewards],
+        "baselines": baselines(episodes),
         "rows": [row_digest(ids, mask) for ids, mask in rows],
         **facts,
     }
@@ -264,13 +261,13 @@ def unpack(text: str) -> list[float]:
     return values
 
 
-def baselines(credit: EpisodeRewards) -> list[float | None]:
+def baselines(episodes: EpisodeRewards) -> list[float | None]:
     """Return the mean reward of each episode's group, over its scored members; None without one."""
-    if not credit.trajectories:
+    if not episodes.trajectories:
         return []
-    rewards_E = torch.from_numpy(credit.rewards)
+    rewards_E = torch.from_numpy(episodes.rewards)
     is_scored_E = ~rewards_E.isnan()
-    means_E = group_mean(rewards_E.nan_to_num(0.0), is_scored_E, torch.tensor(group_numbers(credit.trajectories)))
+    means_E = group_mean(rewards_E.nan_to_num(0.0), is_scored_E, torch.tensor(group_numbers(episodes.trajectories)))
     return [mean if scored else None for mean, scored in zip(means_E.tolist(), is_scored_E.tolist(), strict=True)]
 
 

@@ -34,9 +34,9 @@ def disable_dropout(model: torch.nn.Module) -> None:
 
 def describe_dropout(model: torch.nn.Module) -> str:
     """Return where a model has dropout, such as "0.1 in transformer.drop and 24 more places"; "" if nowhere."""
-    found = [(where, holder[key]) for where, holder, key in _rates(model)]
-    more = "" if len(found) < 2 else f" and {len(found) - 1} more place{'s' if len(found) > 2 else ''}"
-    return f"{found[0][1]:g} in {found[0][0]}{more}" if found else ""
+    rates = [(where, holder[key]) for where, holder, key in _rates(model)]
+    more = "" if len(rates) < 2 else f" and {len(rates) - 1} more place{'s' if len(rates) > 2 else ''}"
+    return f"{rates[0][1]:g} in {rates[0][0]}{more}" if rates else ""
 
 
 def _rates(model: torch.nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:

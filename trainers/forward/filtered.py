@@ -8,16 +8,20 @@ So we remove the filters first, for all backends. With unchanged weights each ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.types import SamplingParams
 
-__all__ = ["unfiltered_logps", "unfiltered_rows"]
+__all__ = ["unfiltered_logps", "without_filters"]
 
 
 def unfiltered_logps(
@@ -47,18 +51,31 @@ def unfiltered_logps(
     return out
 
 
-def unfiltered_rows(model: Any, rows: Mapping[str, Sequence[Any]], sampling: SamplingParams) -> list[list[float]]:
-    """Return the `logprobs` of TRL's rows (`episodes.batches.rollout_output`) without the sampling filters.
+@torch.no_grad()
+def without_filters(model: torch.nn.Module, batch: Batch) -> Batch:
+    """Return the batch with the sampling filters removed from its log-probabilities.
 
     Args:
-        model: The trained model, with the weights that sampled.
-        rows: Has `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`.
-        sampling: How the rows were sampled.
+        model: The trained model, with the weights that sampled; scored in eval mode.
+        batch: The rows. A batch sampled without filters is returned unchanged.
     """
-    out = []
-    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
-    for prompt, completion, mask, logps in zip(*(rows[name] for name in names), strict=True):
-        before = [0] * len(prompt)
-        values = unfiltered_logps(model, [*prompt, *completion], [*before, *mask], [*before, *logps], sampling)
-        out.append(values[len(prompt) :].tolist())
-    return out
+    if batch.sampling is None or not has_filters(batch.sampling):
+        return batch
+    sampled_BT, prompt_ids, completion_mask = map(batch.need, ("sampled_logps_BT", "prompt_ids", "completion_mask"))
+    out_BT, n_prompt = sampled_BT.clone(), prompt_ids.shape[1]
+    ids = torch.cat([prompt_ids, batch.need("completion_ids")], dim=1)
+    is_token = torch.cat([batch.need("prompt_mask"), completion_mask], dim=1).bool()
+    mask = torch.nn.functional.pad(batch.mask_BT, (n_prompt, 0))
+    logps = torch.nn.functional.pad(sampled_BT, (n_prompt, 0))
+    was_training = model.training
+    model.eval()
+    try:
+        for row, tokens in enumerate(is_token):
+            # Without padding: `unfiltered_logps` takes the tokens of one row.
+            row_ids, row_mask, row_logps = (part[row][tokens].cpu().numpy() for part in (ids, mask, logps))
+            values = torch.from_numpy(unfiltered_logps(model, row_ids, row_mask, row_logps, batch.sampling))
+            n_tokens = int(completion_mask[row].sum())
+            out_BT[row, :n_tokens] = values[len(values) - n_tokens :].to(out_BT)
+    finally:
+        model.train(was_training)
+    return replace(batch, sampled_logps_BT=out_BT, sampling=SamplingParams(temperature=batch.temperature))

@@ -126,11 +126,7 @@ class PackedRows:
     ) -> ModelOutput:
         """Return the model's output for each token but the first, as for padded rows; 0 for padding.
 
-        Args:
-            input_ids: Shape (B, L).
-            attention_mask: Shape (B, L).
-            labels: Shape (B, L); -100 for tokens that are not scored.
-            **kwargs: Further arguments of the model's forward.
+        It takes the arguments of the model's forward, tensors of shape (B, L); a label of -100 is not scored.
 
         Raises:
             ModelError: For a router's loss, or if the model mixes packed rows.
@@ -163,8 +159,8 @@ class PackedRows:
         outputs = self.model(input_ids=ids, position_ids=positions, labels=targets, **kwargs)
 
         def unpack(value: torch.Tensor) -> torch.Tensor:
-            found = value[place[0], (place[1] - 1).clamp(min=0)].masked_fill(targets[place] == _IGNORED, 0)
-            return value.new_zeros(mask.shape).masked_scatter(mask, found)[:, 1:]
+            unpacked = value[place[0], (place[1] - 1).clamp(min=0)].masked_fill(targets[place] == _IGNORED, 0)
+            return value.new_zeros(mask.shape).masked_scatter(mask, unpacked)[:, 1:]
 
         per_token = {
             name: unpack(value)

@@ -34,11 +34,7 @@ class SharedPrompts:
     ) -> Any:
         """Return the model's output for the last `n_completion` + 1 tokens of each row, or for all tokens.
 
-        Args:
-            input_ids: Shape (B, L).
-            attention_mask: Shape (B, L). Prompts are padded on the left.
-            labels: Shape (B, L).
-            **kwargs: Further arguments of the model's forward.
+        It takes the arguments of the model's forward, tensors of shape (B, L) with prompts padded on the left.
 
         Raises:
             ModelError: If a layer of the model caches anything but the keys and values of all tokens, or for a router's

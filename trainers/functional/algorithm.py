@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -133,12 +133,15 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch."""
-        if self.normalisation not in ("token", "prompt", "sequence", "constant"):
-            raise ValueError(
-                f"normalisation is {self.normalisation!r}; it must be 'token', 'prompt', 'sequence' or 'constant'."
-            )
-        if self.kl_in not in ("loss", "reward", "advantage"):
-            raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss', 'reward' or 'advantage'.")
+        choices = {
+            "normalisation": get_args(Normalisation),
+            "kl_in": ("loss", "reward", "advantage"),
+            "branch_at": ("every_turn", "least_sure", "disagreement"),
+        }
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known and not (name == "branch_at" and callable(value)):
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}.")
         if (self.pair_selector is None) != (self.pair_loss_fn is None):
             raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
         if self.loss_fn is None and self.pair_loss_fn is None:
@@ -155,10 +158,6 @@ class Algorithm:
             raise ValueError(
                 f"branches is {self.branches}, and the algorithm learns from pairs: a branch and its root would be a "
                 "pair, and the branch has only the tokens from the branching point on. Set branches=0."
-            )
-        if not callable(self.branch_at) and self.branch_at not in ("every_turn", "least_sure", "disagreement"):
-            raise ValueError(
-                f"branch_at is {self.branch_at!r}; it must be 'every_turn', 'least_sure', 'disagreement' or a function."
             )
         if not 0.0 <= self.overlong <= 1.0:
             raise ValueError(f"overlong is {self.overlong}; it must be from 0 to 1.")
@@ -385,25 +384,8 @@ DISTILL_LOSS = Algorithm("distill_loss", advantage_fn=ignore_reward, normalisati
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
 """The policy's part of PPO (arXiv 1707.06347); the critic of `EnvPPOTrainer` computes the advantages."""
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {
-        algorithm.name: algorithm
-        for algorithm in (
-            GRPO,
-            DR_GRPO,
-            DAPO,
-            RLOO,
-            REINFORCE,
-            GSPO,
-            CISPO,
-            PAIRWISE,
-            PER_TURN,
-            GIGPO,
-            DISTILL,
-            DISTILL_LOSS,
-        )
-    }
-)
+_LISTED = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE, PER_TURN, GIGPO, DISTILL, DISTILL_LOSS)
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({algorithm.name: algorithm for algorithm in _LISTED})
 """The algorithms without a critic, by name."""
 
 AlgorithmSchedule = Callable[[int], Algorithm]

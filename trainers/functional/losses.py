@@ -2,6 +2,7 @@
 
 Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it. Gradients flow only through the fresh
 `logps_BT`. Stored log-probabilities, advantages, values and returns are treated as constants, even with a graph.
+Arguments and results are as in `LossFn`, unless noted.
 """
 
 from __future__ import annotations
@@ -102,14 +103,7 @@ def policy_gradient(
 ) -> torch.Tensor:
     """Return `-A log pi`: REINFORCE (R. Williams, 1992). On-policy, it has the gradient of minus the expected reward.
 
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        old_logps_BT: Not read, since no ratio is used.
-        advantages: Shape (B,), (B, 1) or (B, T), constants.
-        mask_BT: Shape (B, T), bool or 0/1.
-
-    Returns:
-        Shape (B, T); 0 at masked places.
+    No ratio is used, so `old_logps_BT` is not read.
     """
     return -_per_token(advantages, mask_BT) * zero_masked(logps_BT, mask_BT)
 
@@ -130,23 +124,10 @@ def clipped_surrogate(
     PPO ("Proximal Policy Optimization Algorithms", arXiv 1707.06347), GRPO (arXiv 2402.03300); with `clip_high >
     clip_low` the decoupled clip of DAPO (arXiv 2503.14476); with `level="geometric"` GSPO (arXiv 2507.18071);
     `dual_clip` c bounds the ratio of a bad action, `-max(..., c A)` where A < 0 ("Mastering Complex Control in MOBA
-    Games", arXiv 1912.09729).
-
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        old_logps_BT: Shape (B, T), constants.
-        advantages: Shape (B,), (B, 1) or (B, T), constants.
-        mask_BT: Shape (B, T), bool or 0/1.
-        clip_low: Width of the clip range below 1, from 0 to 1.
-        clip_high: Width of the clip range above 1, at least 0.
-        dual_clip: Greatest ratio for A < 0, above `1 + clip_high`; None: no bound.
-        level: The tokens that share a ratio, see `log_ratios`.
-
-    Returns:
-        Shape (B, T); 0 at masked places.
+    Games", arXiv 1912.09729). The tokens of a `level` share a ratio (`log_ratios`).
 
     Raises:
-        ValueError: If a bound is out of range.
+        ValueError: If `clip_low` is not from 0 to 1, `clip_high` below 0, or `dual_clip` not above `1 + clip_high`.
     """
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"{clip_low=} must lie between 0 and 1, and {clip_high=} be at least 0.")
@@ -172,19 +153,8 @@ def cispo(
 ) -> torch.Tensor:
     """Return `-stopgrad(clip(r, min_ratio, max_ratio)) A log pi`: CISPO ("MiniMax-M1", arXiv 2506.13585).
 
-    It clips the weight, not the update, so every token keeps a gradient. (TRL calls `max_ratio` `epsilon_high`.)
-
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        old_logps_BT: Shape (B, T), constants.
-        advantages: Shape (B,), (B, 1) or (B, T), constants.
-        mask_BT: Shape (B, T), bool or 0/1.
-        max_ratio: Greatest weight.
-        min_ratio: Least weight.
-        level: The tokens that share a weight, see `log_ratios`.
-
-    Returns:
-        Shape (B, T); 0 at masked places.
+    It clips the weight, not the update, so every token keeps a gradient. (TRL calls `max_ratio` `epsilon_high`.) The
+    tokens of a `level` share a weight (`log_ratios`).
 
     Raises:
         ValueError: If the bounds are not `0 <= min_ratio < max_ratio`.
@@ -208,17 +178,7 @@ def clipped_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens whose ratio a clip cuts off: below `1 - clip_low` (A < 0), and above `1 + clip_high` (A > 0).
 
-    Args:
-        logps_BT: Shape (B, T); masked places may hold anything.
-        old_logps_BT: Shape (B, T).
-        advantages: Shape (B,), (B, 1) or (B, T).
-        mask_BT: Shape (B, T), bool or 0/1.
-        clip_low: As in the loss (`clip_settings`).
-        clip_high: As in the loss.
-        level: As in the loss.
-
-    Returns:
-        Two bool tensors of shape (B, T), False at masked places.
+    Take bounds and level from the loss (`clip_settings`). The results are bool, (B, T), and False at masked places.
     """
     ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
@@ -231,12 +191,12 @@ def clipped_tokens(
 
 def clip_settings(loss_fn: LossFn) -> dict[str, Any] | None:
     """Return the arguments of `clipped_tokens` for a loss; None if it is neither `clipped_surrogate` nor `cispo`."""
-    function, given = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
-    level = {"level": given.get("level", "token")}
+    function, bound = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
+    level = {"level": bound.get("level", "token")}
     if function is cispo:
-        return {"clip_low": 1.0 - given.get("min_ratio", 0.0), "clip_high": given.get("max_ratio", 5.0) - 1.0} | level
+        return {"clip_low": 1.0 - bound.get("min_ratio", 0.0), "clip_high": bound.get("max_ratio", 5.0) - 1.0} | level
     if function is clipped_surrogate:
-        return {name: given.get(name, 0.2) for name in ("clip_low", "clip_high")} | level
+        return {name: bound.get(name, 0.2) for name in ("clip_low", "clip_high")} | level
     return None
 
 
@@ -273,9 +233,7 @@ def value_loss(
 def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts a multiple of it.
 
-    Args:
-        entropies_BT: Shape (B, T), with gradient: `logits.entropies_from_logits`; masked places may hold anything.
-        mask_BT: Shape (B, T), bool or 0/1.
+    `logits.entropies_from_logits` gives the entropies, shape (B, T), with gradient.
     """
     return masked_mean(entropies_BT, mask_BT)
 
@@ -291,12 +249,7 @@ def entropy_floor(entropies_N: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return `-log pi` per token, shape (B, T), 0 at masked places: supervised fine-tuning.
-
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        mask_BT: Shape (B, T), bool or 0/1.
-    """
+    """Return `-log pi` per token: supervised fine-tuning."""
     return -zero_masked(logps_BT, mask_BT)
 
 

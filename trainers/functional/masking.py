@@ -1,18 +1,20 @@
 """Masks and padding of (B, T) batches: sums, means and whitening over the unmasked places.
 
-Arithmetic is in float32 (float64 stays float64) for any input dtype. Values at masked places are never read: NaN or
-infinity there affects neither a value nor a gradient.
+Arithmetic is in float32 (float64 stays float64) for any input dtype. A mask is bool or 0/1, in the values' shape or
+broadcastable to it. Values at masked places are never read: NaN or infinity there affects neither a value nor a
+gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 
 __all__ = [
     "Normalisation",
+    "Reduce",
     "aggregate_loss",
     "as_float",
     "group_token_counts",
@@ -27,6 +29,9 @@ __all__ = [
 Normalisation = Literal["token", "prompt", "sequence", "constant"]
 """The divisor of a sum over tokens; see `aggregate_loss`."""
 
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a tensor over all processes, which call it equally often."""
+
 
 def as_float(values: torch.Tensor) -> torch.Tensor:
     """Return the tensor in float32; a float64 tensor is unchanged."""
@@ -34,57 +39,40 @@ def as_float(values: torch.Tensor) -> torch.Tensor:
 
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the values in float32 (or float64) with 0 at masked places, whose gradient is exactly 0.
-
-    Args:
-        values: Any shape and dtype; masked places may hold anything, NaN too.
-        mask: Bool or number, broadcastable to `values`; 0 masks.
-    """
+    """Return the values in float32 (or float64) with 0 at masked places, whose gradient is exactly 0."""
     values = as_float(values)
     # Not `values * mask`: NaN times 0 is NaN, in the value and in the gradient.
     return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return `sum_t m_t x_t`, over everything or along one axis.
-
-    Args:
-        values: Shape (B, T) or any other; masked places may hold anything.
-        mask: Same shape, bool or 0/1.
-        dim: Axis to sum over; None: all.
-    """
+    """Return `sum_t m_t x_t`, over everything or along one axis."""
     kept = zero_masked(values, mask)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 if all places are masked.
-
-    Args:
-        values: Shape (B, T) or any other; masked places may hold anything.
-        mask: Same shape, bool or 0/1.
-        dim: Axis to average over; None: all.
-    """
+    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 if all places are masked."""
     total = masked_sum(values, mask, dim)
     flags = mask.bool()
     count = flags.sum() if dim is None else flags.sum(dim)
     return total / count.clamp(min=1).to(total.dtype)
 
 
-def masked_moments(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of the unmasked values.
+def masked_moments(
+    values: torch.Tensor, mask: torch.Tensor, *, total: Reduce | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of the unmasked values: two scalars.
 
-    Args:
-        values: Any shape; masked places may hold anything.
-        mask: Same shape, bool or 0/1.
-
-    Returns:
-        Two scalars. The variance of fewer than two values is 0.
+    The variance of fewer than two values is 0. With `total`, the moments are of all processes together.
     """
-    flags = mask.bool()
-    mean = masked_mean(values, flags)
-    squares = masked_sum((zero_masked(values, flags) - mean) ** 2, flags)
-    return mean, squares / (flags.sum() - 1).clamp(min=1).to(squares.dtype)
+    together = total or (lambda tensor: tensor)
+    own = masked_sum(values, mask)
+    first, n = together(torch.stack([own, mask.bool().sum().to(own)]))
+    # Two passes: the difference of E[x^2] and E[x]^2 would lose digits if the mean is large.
+    mean = first / n.clamp(min=1)
+    squares = together(masked_sum((zero_masked(values, mask) - mean) ** 2, mask))
+    return mean, squares / (n - 1).clamp(min=1)
 
 
 def masked_whiten(
@@ -93,21 +81,15 @@ def masked_whiten(
     *,
     shift_mean: bool = True,
     eps: float = 1e-8,
-    moments: tuple[torch.Tensor, torch.Tensor] | None = None,
+    total: Reduce | None = None,
 ) -> torch.Tensor:
-    """Return `(x - mean) / sqrt(var + eps)` of the unmasked values, 0 elsewhere.
+    """Return `(x - mean) / sqrt(var + eps)` of the unmasked values, 0 elsewhere; mean and variance by `masked_moments`.
 
-    Args:
-        values: Any shape; masked places may hold anything.
-        mask: Same shape, bool or 0/1.
-        shift_mean: Whether the mean becomes 0; otherwise it does not change.
-        eps: Added to the variance.
-        moments: Mean and variance to use, such as over all processes; None: this tensor's.
+    Without `shift_mean`, the mean does not change.
     """
-    flags = mask.bool()
-    mean, variance = masked_moments(values, flags) if moments is None else moments
-    whitened = (zero_masked(values, flags) - mean) * torch.rsqrt(variance + eps)
-    return zero_masked(whitened if shift_mean else whitened + mean, flags)
+    mean, variance = masked_moments(values, mask, total=total)
+    whitened = (zero_masked(values, mask) - mean) * torch.rsqrt(variance + eps)
+    return zero_masked(whitened if shift_mean else whitened + mean, mask)
 
 
 def aggregate_loss(
@@ -174,12 +156,7 @@ def aggregate_loss(
 
 
 def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return the number of unmasked tokens in each row's group, int64 of shape (B,).
-
-    Args:
-        mask_BT: Shape (B, T), bool or 0/1.
-        group_ids_B: Shape (B,), ints.
-    """
+    """Return the number of unmasked tokens in each row's group, int64 of shape (B,)."""
     _, index_B = torch.unique(group_ids_B, return_inverse=True)
     counts_B = mask_BT.bool().sum(1)
     return torch.zeros_like(counts_B).scatter_add(0, index_B, counts_B)[index_B]

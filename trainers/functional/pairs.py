@@ -34,19 +34,12 @@ PairSelector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """`(rewards_B, group_ids_B) -> pairs_P2`: int64 rows (chosen, rejected); P may be 0. Rewards may be NaN."""
 
 PairLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`, where a log-ratio is a sequence's `log pi - log rho`."""
+"""`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`, float32 or float64. A log-ratio is a sequence's
+`log pi - log rho`, a sum over its tokens."""
 
 
 def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return every pair of rows of one group with different rewards.
-
-    Args:
-        rewards_B: Shape (B,); NaN for a missing score.
-        group_ids_B: Shape (B,), ints.
-
-    Returns:
-        int64 of shape (P, 2), ordered by chosen and then by rejected row.
-    """
+    """Return every pair of rows of one group with different rewards, ordered by chosen and then by rejected row."""
     return _pairs_above(rewards_B, group_ids_B, 0.0)
 
 
@@ -66,9 +59,9 @@ def create_margin_pairs(margin: float) -> PairSelector:
 
 
 def best_worst_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return each group's best and worst row as a pair (the first row among equals); no pair if all rewards are equal.
+    """Return each group's best and worst row as a pair (the first row among equals), ordered by group id.
 
-    Arguments and result as in `all_pairs`, ordered by group id.
+    A group whose rewards are all equal has no pair.
     """
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     pairs = []
@@ -84,15 +77,11 @@ def random_pairs(
 ) -> torch.Tensor:
     """Return up to `n_per_group` different pairs of each group, drawn uniformly from those above the margin.
 
-    Args:
-        rewards_B: Shape (B,); NaN for a missing score.
-        group_ids_B: Shape (B,), ints. A group's draw depends only on the seed, its id and its number of pairs.
-        seed: Not negative. Use another seed for each batch with the same ids.
-        n_per_group: At least 1.
-        margin: The rewards differ by more than this; at least 0.
+    A group's draw depends only on the seed, its id and its number of pairs: use another seed for each batch with the
+    same ids. The result is ordered by group id.
 
-    Returns:
-        int64 of shape (P, 2), ordered by group id.
+    Raises:
+        ValueError: If `n_per_group` is below 1, or `seed` or `margin` below 0.
     """
     if n_per_group < 1 or seed < 0:
         raise ValueError(f"{n_per_group=} must be at least 1 and {seed=} at least 0.")
@@ -119,17 +108,9 @@ def similar_length_pairs(
     """Return each group's pair of greatest difference in reward among those of similar length, if any.
 
     DPO picks up length as a shortcut if the chosen episodes are systematically longer or shorter. Ties are broken by
-    closeness in length, then by order.
+    closeness in length, then by order. The result is ordered by group id.
 
-    Args:
-        rewards_B: Shape (B,); NaN for a missing score.
-        group_ids_B: Shape (B,), ints.
-        lengths_B: Shape (B,), sampled tokens.
-        max_ratio: Neither row has more tokens than this many times the other's.
-        margin: The rewards differ by more than this; at least 0.
-
-    Returns:
-        int64 of shape (P, 2), ordered by group id.
+    `lengths_B` are sampled tokens, shape (B,). Neither row has more of them than `max_ratio` times the other's.
     """
     candidates_P2 = create_margin_pairs(margin)(rewards_B, group_ids_B)
     short_P, long_P = lengths_B[candidates_P2].aminmax(dim=1)
@@ -166,15 +147,7 @@ def pair_log_ratios(
     *,
     average: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `sequence_log_ratios` of the chosen and of the rejected rows, each of shape (P,).
-
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        ref_logps_BT: Shape (B, T), constants.
-        mask_BT: Shape (B, T), bool or 0/1.
-        pairs_P2: Shape (P, 2), from a `PairSelector`.
-        average: Whether to divide by the number of tokens.
-    """
+    """Return `sequence_log_ratios` of the chosen and of the rejected rows of a selector's pairs, each of shape (P,)."""
     ratios_B = sequence_log_ratios(logps_BT, ref_logps_BT, mask_BT, average=average)
     return ratios_B[pairs_P2[:, 0]], ratios_B[pairs_P2[:, 1]]
 
@@ -219,14 +192,7 @@ def dpo_loss(
 
     DPO ("Direct Preference Optimization", arXiv 2305.18290); with e > 0 conservative DPO, for labels with errors.
 
-    Args:
-        chosen_log_ratios_P: Shape (P,), sums over tokens.
-        rejected_log_ratios_P: Shape (P,).
-        beta: Strength of the regularisation towards the reference.
-        label_smoothing: The e, from 0 to below 1/2.
-
-    Returns:
-        Shape (P,), float32 or float64.
+    `beta` is the strength of the regularisation towards the reference, and e is `label_smoothing`, from 0 to below 1/2.
     """
     margins_P = beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P))
     return -(1.0 - label_smoothing) * F.logsigmoid(margins_P) - label_smoothing * F.logsigmoid(-margins_P)
@@ -237,14 +203,8 @@ def ipo_loss(
 ) -> torch.Tensor:
     """Return `(chosen - rejected - 1 / (2 beta))^2`: IPO ("A General Theoretical Paradigm ...", arXiv 2310.12036).
 
-    Args:
-        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL do; an `Algorithm`
-            with this loss gives it means.
-        rejected_log_ratios_P: Shape (P,).
-        beta: The paper's tau.
-
-    Returns:
-        Shape (P,), float32 or float64.
+    The log-ratios are means over tokens (`average=True`), as its authors and TRL do. An `Algorithm` with this loss
+    gives it means. `beta` is the paper's tau.
     """
     return (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P) - 1.0 / (2.0 * beta)) ** 2
 
@@ -254,13 +214,7 @@ def hinge_loss(
 ) -> torch.Tensor:
     """Return `max(0, 1 - beta (chosen - rejected))`: the loss of SLiC-HF (arXiv 2305.10425) on log-ratios.
 
-    Args:
-        chosen_log_ratios_P: Shape (P,), sums over tokens.
-        rejected_log_ratios_P: Shape (P,).
-        beta: 1 divided by the margin.
-
-    Returns:
-        Shape (P,), float32 or float64.
+    `beta` is 1 divided by the margin.
     """
     return torch.relu(1.0 - beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P)))
 

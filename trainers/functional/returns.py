@@ -23,17 +23,7 @@ def discounted_returns(
 ) -> torch.Tensor:
     """Return `R_t = r_t + gamma_t R_(t+1)` over the policy's tokens, where t + 1 is its next token.
 
-    Args:
-        rewards_BT: Shape (B, T), from `turns.place_turn_rewards`. Masked places are not read; NaN if an episode has no
-            score.
-        mask_BT: Shape (B, T), bool or 0/1.
-        gamma: Discount per token, or per turn if `turn_ids_BT` is given (time then passes only between turns).
-        bootstrap_B: Shape (B,): value of the state after the last token of a truncated episode; 0 for a terminated
-            one. None: 0.
-        turn_ids_BT: Shape (B, T), ints from `turns.turn_ids`.
-
-    Returns:
-        Shape (B, T), float32 or float64; 0 at masked places and in rows without a score.
+    Arguments as in `gae`. The result has shape (B, T), float32 or float64: 0 at masked places and without a score.
     """
     # With values of 0 and lambda 1, an advantage is a return.
     return gae(
@@ -87,15 +77,15 @@ def gae(
 
     Args:
         values_BT: Shape (B, T): the critic's value of the state in which token t is chosen, as constants.
-        rewards_BT: Shape (B, T); NaN if an episode has no score.
+        rewards_BT: Shape (B, T), from `turns.place_turn_rewards`; NaN if an episode has no score.
         mask_BT: Shape (B, T), bool or 0/1; masked places of the other tensors are not read.
         gamma: Discount per token, or per turn if `turn_ids_BT` is given.
         lam: Weight of longer estimates, per token, or per turn if `turn_ids_BT` is given. One number, or one per row,
             shape (B,).
         bootstrap_B: Shape (B,): the critic's value of the final state of a truncated episode; 0 for a terminated one,
             because nothing follows a terminal state. None: 0.
-        turn_ids_BT: Shape (B, T), ints: `gamma` and `lam` then apply only from the last token of a turn to the first
-            of the next, and are 1 inside a turn.
+        turn_ids_BT: Shape (B, T), ints from `turns.turn_ids`: `gamma` and `lam` then apply only from the last
+            token of a turn to the first of the next, and are 1 inside a turn.
 
     Returns:
         Advantages and returns (targets of the critic), both (B, T), detached, 0 at masked places. A row without a

@@ -104,18 +104,8 @@ def state_graph(
     share only the first state, that is the episode's return minus the group's mean, as in GRPO. In a tree
     (`rollout.tree`), V is VinePPO's Monte Carlo value (arXiv 2410.01679), with the episode itself among the samples.
 
-    Args:
-        rewards_B: Shape (B,); NaN leaves an episode out.
-        group_ids_B: Shape (B,), ints.
-        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
-        states_BK: Shape (B, K), ints, as in `state_groups`.
-        gamma: Discount of one turn.
-        min_visits: Least turns that must have begun in a state that has a value.
-        scale: Whether to divide a group's advantages by their root mean square plus `eps`.
-        eps: Added to the root mean square.
-
-    Returns:
-        Shape (B, K); 0 without a turn or score, and before the first state with a value.
+    Arguments and result as in `state_groups`, but `scale` divides a group's advantages by their root mean square plus
+    `eps`, and before the first state with a value the result is 0.
 
     Raises:
         ValueError: If turn rewards or states are missing or have another shape, or min_visits is below 1.
@@ -175,9 +165,9 @@ def _checked(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the returns from each turn on (0 without a turn), which turns count, and the states."""
     _, scored_B = check_rewards(rewards_B, group_ids_B)
-    for name, given in (("turn rewards", turn_rewards_BK), ("states", states_BK)):
-        if given is None or given.ndim != 2 or len(given) != len(rewards_B):
-            shape = None if given is None else tuple(given.shape)
+    for name, values_BK in (("turn rewards", turn_rewards_BK), ("states", states_BK)):
+        if values_BK is None or values_BK.ndim != 2 or len(values_BK) != len(rewards_B):
+            shape = None if values_BK is None else tuple(values_BK.shape)
             raise ValueError(f"{name} are {shape}; credit by state needs shape ({len(rewards_B)}, K).")
     assert turn_rewards_BK is not None and states_BK is not None
     if turn_rewards_BK.shape != states_BK.shape:

@@ -66,8 +66,8 @@ def per_turn(
     """
     _, scored_B = check_rewards(rewards_B, group_ids_B)
     if turn_rewards_BK is None or turn_rewards_BK.ndim != 2 or len(turn_rewards_BK) != len(rewards_B):
-        given = None if turn_rewards_BK is None else tuple(turn_rewards_BK.shape)
-        raise ValueError(f"turn rewards are {given}; per-turn credit needs shape ({len(rewards_B)}, K).")
+        shape = None if turn_rewards_BK is None else tuple(turn_rewards_BK.shape)
+        raise ValueError(f"turn rewards are {shape}; per-turn credit needs shape ({len(rewards_B)}, K).")
     returns_BK = turn_returns(turn_rewards_BK, gamma=gamma)
     exists_BK = ~torch.isnan(returns_BK) & scored_B[:, None]
     returns_BK = zero_masked(returns_BK, exists_BK)

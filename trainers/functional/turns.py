@@ -14,12 +14,7 @@ __all__ = ["place_turn_rewards", "spread_turns", "turn_ids", "turns_of_mask"]
 
 
 def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> torch.Tensor:
-    """Return the turn of each token, int64 of shape (B, T); -1 outside every span.
-
-    Args:
-        starts_BK: Shape (B, K), ints; spans of a row do not overlap.
-        stops_BK: Shape (B, K), ints.
-        n_tokens: T.
+    """Return the turn of each token, int64 of shape (B, T); -1 outside every span. Spans of a row do not overlap.
 
     Raises:
         ValueError: If the shapes differ or a span leaves the row.
@@ -28,7 +23,8 @@ def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> 
     columns_T = torch.arange(n_tokens, device=starts_BK.device)
     inside_BKT = (columns_T >= starts_BK[..., None]) & (columns_T < stops_BK[..., None])
     turns_K = torch.arange(starts_BK.shape[1], device=starts_BK.device)
-    return torch.where(inside_BKT, turns_K[:, None], -1).amax(1) if len(turns_K) else _no_turns(starts_BK, n_tokens)
+    outside_BT = starts_BK.new_full((len(starts_BK), n_tokens), -1, dtype=torch.long)
+    return torch.where(inside_BKT, turns_K[:, None], -1).amax(1) if len(turns_K) else outside_BT
 
 
 def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
@@ -36,9 +32,6 @@ def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
 
     A turn is a run of unmasked tokens: two turns of a row are always separated by a token that the policy did not
     write, at least one of the template.
-
-    Args:
-        mask_BT: Shape (B, T), bool or 0/1.
     """
     flags_BT = mask_BT.bool()
     # A turn starts at an unmasked token after a masked one, or at the first column.
@@ -51,14 +44,7 @@ def spread_turns(
 ) -> torch.Tensor:
     """Give each token the value of its turn, for example to turn (B, K) advantages into (B, T).
 
-    Args:
-        values_BK: Shape (B, K); the value of a turn without tokens is not read.
-        starts_BK: Shape (B, K), ints.
-        stops_BK: Shape (B, K), ints.
-        n_tokens: T.
-
-    Returns:
-        Shape (B, T), float32 or float64; 0 outside every span.
+    The value of a turn without tokens is not read. The result is float32 or float64, and 0 outside every span.
     """
     ids_BT = turn_ids(starts_BK, stops_BK, n_tokens)
     if not values_BK.shape[1]:
@@ -72,16 +58,8 @@ def place_turn_rewards(
     """Put each turn's reward at its last token.
 
     The reward of a turn without tokens goes to the last token of the nearest earlier turn with tokens, or else of the
-    first later one, so the row's total does not change. The rewards of a row without any token are dropped.
-
-    Args:
-        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
-        starts_BK: Shape (B, K), ints.
-        stops_BK: Shape (B, K), ints.
-        n_tokens: T.
-
-    Returns:
-        Shape (B, T), float32 or float64; 0 where no turn ends.
+    first later one, so the row's total does not change. A row without any token loses its rewards, and NaN (a missing
+    turn) counts as 0. The result has shape (B, T), float32 or float64; 0 where no turn ends.
     """
     _check_spans(starts_BK, stops_BK, n_tokens)
     rewards_BK = as_float(turn_rewards_BK).nan_to_num(nan=0.0)
@@ -95,10 +73,6 @@ def place_turn_rewards(
     places_BK = torch.where(last_BK.cummax(1).values >= 0, last_BK.cummax(1).values, first_end_B1)
     exists_BK = has_tokens_BK.any(1, keepdim=True).expand_as(places_BK)
     return rewards_BT.scatter_add(1, places_BK.clamp(max=n_tokens - 1), rewards_BK * exists_BK)
-
-
-def _no_turns(starts_BK: torch.Tensor, n_tokens: int) -> torch.Tensor:
-    return torch.full((len(starts_BK), n_tokens), -1, dtype=torch.long, device=starts_BK.device)
 
 
 def _check_spans(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> None:

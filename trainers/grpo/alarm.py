@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.hacking import (
@@ -72,15 +72,13 @@ class RewardHackingAlarm(TrainerCallback):
         self._seen: EpisodeRewards | None = None
         self._late: dict[str, float] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """In a resumed training, take the state from the checkpoint."""
         saved: Any = state.stateful_callbacks  # a dict, though transformers types it as a list
         if _STATE in saved:
             self.watched = AlarmState.from_dict(saved[_STATE])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Watch the latest generation, once."""
         self._log(self._late)
         self._late = {}
@@ -99,14 +97,7 @@ class RewardHackingAlarm(TrainerCallback):
         self._log(metrics)
         self._tell(alarms, args, state, control)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         """Watch the KL that the trainer has logged."""
         if logs and logs.get("kl") is not None:  # None: TRL had nothing to average
             self.watched, metrics, alarms = watch_kl(
@@ -119,13 +110,7 @@ class RewardHackingAlarm(TrainerCallback):
         for name, value in metrics.items():
             self._trainer._metrics["train"][name].append(value)
 
-    def _tell(
-        self,
-        alarms: Sequence[Alarm],
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-    ) -> None:
+    def _tell(self, alarms: Sequence[Alarm], args: Any, state: TrainerState, control: TrainerControl) -> None:
         saved: Any = state.stateful_callbacks
         saved[_STATE] = self.watched.to_dict()
         self.alarms += alarms

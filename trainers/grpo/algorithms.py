@@ -52,7 +52,7 @@ class AlgorithmState:
 
     Args:
         args: The trainer's settings.
-        given: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule
+        chosen: The trainer's `algorithm` argument; None: the one of TRL's settings (`algorithm_from_trl`). A schedule
             must depend only on the generation: it is called for every generation before training starts, so an invalid
             algorithm is rejected first.
         known: The algorithms that can be given by name.
@@ -67,53 +67,48 @@ class AlgorithmState:
     def __init__(
         self,
         args: Any,
-        given: Algorithms | None,
+        chosen: Algorithms | None,
         *,
         known: Mapping[str, Algorithm] = ALGORITHMS,
         has_critic: bool = False,
         may_fork: bool = False,
         n_items: int | None = None,
     ) -> None:
-        is_given = given is not None
-        if given is None:
-            given = algorithm_from_trl(args, has_critic=has_critic)
-        self._schedule = _as_schedule(given, known)
-        if isinstance(given, Mapping):
-            # A mapping lists its algorithms. A function may return any, so it is called for each generation.
-            asked: Iterable[Algorithm] = (self._schedule(int(start)) for start in given)
+        if chosen is None:
+            algorithms: Algorithms = algorithm_from_trl(args, has_critic=has_critic)
         else:
-            asked = map(self._schedule, range(_n_generations(args, n_items) if callable(given) else 1))
+            _refuse_settings(args)
+            algorithms = chosen
+        self._schedule = _as_schedule(algorithms, known)
+        # A mapping lists its algorithms. A function may return any, so it is called for each generation.
+        numbers: Iterable[int] = range(_n_generations(args, n_items) if callable(algorithms) else 1)
+        if isinstance(algorithms, Mapping):
+            numbers = map(int, algorithms)
         kinds: dict[tuple[Any, ...], Algorithm] = {}
         self._controllers: dict[str, KLController] = {}
-        for algorithm in asked:
+        for algorithm in map(self._schedule, numbers):
             kinds.setdefault(_kind(algorithm), algorithm)
             self._add_controller(algorithm)
         self._kinds = frozenset(kinds)
         self.known = list(kinds.values())
         """The distinct algorithms of the run."""
         self.names = list(dict.fromkeys(algorithm.name for algorithm in self.known))
-        if getattr(args, "async_generations", 0) and len({algorithm.dynamic_sampling for algorithm in self.known}) > 1:
+        is_mixed = len({algorithm.dynamic_sampling for algorithm in self.known}) > 1
+        if args.async_generations and (is_mixed or any(algorithm.branches for algorithm in self.known)):
             raise InvalidConfigError(
-                f"async_generations={args.async_generations}, and only some algorithms have dynamic_sampling: it "
-                "filters groups while they are played, before their algorithm is known. Set it in all or none."
-            )
-        if getattr(args, "async_generations", 0) and any(algorithm.branches for algorithm in self.known):
-            raise InvalidConfigError(
-                f"async_generations={args.async_generations} with an algorithm that has branches: they begin when "
-                "their roots have ended. Set async_generations=0, or branches=0."
+                f"async_generations={args.async_generations}: a generation that begins early has no branches, and "
+                "filters groups before its algorithm is known: set branches=0, and dynamic_sampling in all or none."
             )
         self.algorithm = self._schedule(0)
         self.n_generations = 0
         """Training generations started so far."""
-        if is_given:
-            _refuse_settings(args)
         _check(self.known, args, has_critic=has_critic, may_fork=may_fork or args.history == "template")
 
     def _add_controller(self, algorithm: Algorithm) -> None:
         """Make the controller of an algorithm whose coefficient is a schedule: one for each name."""
         if not callable(algorithm.kl_coef):
             return
-        controller = self._controllers.setdefault(algorithm.name, KLController(algorithm.kl_coef, 0.0))
+        controller = self._controllers.setdefault(algorithm.name, KLController(algorithm.kl_coef))
         if controller.schedule is not algorithm.kl_coef:  # its state is saved by the algorithm's name
             raise InvalidConfigError(
                 f"two schedules of the KL belong to algorithms called {algorithm.name!r}: give these different names, "
@@ -173,15 +168,15 @@ class AlgorithmState:
             self._controller.end_step(kl)
         return {f"algorithm/{name}": float(name == self.algorithm.name) for name in self.names}
 
-    def group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
-        """Return the group filter: the given one, plus the spread filter in generations with dynamic sampling."""
+    def group_filter(self, chosen: GroupFilter | None) -> GroupFilter | None:
+        """Return the group filter: the chosen one, plus the spread filter in generations with dynamic sampling."""
         if not any(algorithm.dynamic_sampling for algorithm in self.known):
-            return given
+            return chosen
         spread = create_spread_filter()
 
         # The collector keeps one filter for the run, so the filter looks up the current algorithm at each call.
         def keeps(group: TrajectoryGroup) -> bool:
-            return (given is None or given(group)) and (not self.algorithm.dynamic_sampling or spread(group))
+            return (chosen is None or chosen(group)) and (not self.algorithm.dynamic_sampling or spread(group))
 
         return keeps
 
@@ -219,12 +214,12 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         InvalidConfigError: If a field is unknown or a value is invalid.
     """
     try:
-        given = strict_json(settings) if isinstance(settings, str) else dict(settings)
+        fields = strict_json(settings) if isinstance(settings, str) else dict(settings)
     except ValueError:
-        given = None
-    if not isinstance(given, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise InvalidConfigError(f"algorithm_settings={settings!r}; it must be a JSON object: '{{\"kl_coef\": 0.04}}'.")
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in _SETTINGS:
             raise InvalidConfigError(
                 f"algorithm_settings has {name!r}; the fields are {', '.join(_SETTINGS)}."
@@ -235,28 +230,28 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds if kind is not int)
             raise InvalidConfigError(f"algorithm_settings has {name}={value!r}; it must be {wanted}.")
-    if isinstance(given.get("kl_coef"), str):
-        given["kl_coef"] = parse_kl_schedule(given["kl_coef"])
-    if "kl_fn" in given:
-        if given["kl_fn"] not in KL_ESTIMATORS:
+    if isinstance(fields.get("kl_coef"), str):
+        fields["kl_coef"] = parse_kl_schedule(fields["kl_coef"])
+    if "kl_fn" in fields:
+        if fields["kl_fn"] not in KL_ESTIMATORS:
             known = ", ".join(KL_ESTIMATORS)
-            raise InvalidConfigError(f"algorithm_settings has kl_fn={given['kl_fn']!r}; known are {known}.")
-        given["kl_fn"] = KL_ESTIMATORS[given["kl_fn"]]
+            raise InvalidConfigError(f"algorithm_settings has kl_fn={fields['kl_fn']!r}; known are {known}.")
+        fields["kl_fn"] = KL_ESTIMATORS[fields["kl_fn"]]
     try:
-        return replace(algorithm, **given)
+        return replace(algorithm, **fields)
     except (TypeError, ValueError) as error:
         raise InvalidConfigError(f"algorithm_settings: {error}") from error
 
 
-def _as_schedule(given: Any, known: Mapping[str, Algorithm]) -> Callable[[int], Algorithm]:
-    if isinstance(given, Mapping):
+def _as_schedule(algorithms: Any, known: Mapping[str, Algorithm]) -> Callable[[int], Algorithm]:
+    if isinstance(algorithms, Mapping):
         try:
-            return create_algorithm_schedule({int(at): as_algorithm(value, known) for at, value in given.items()})
+            return create_algorithm_schedule({int(at): as_algorithm(value, known) for at, value in algorithms.items()})
         except ValueError as error:
             raise InvalidConfigError(f"algorithm: {error}") from error
-    if callable(given):
-        return lambda generation: as_algorithm(given(generation), known)
-    fixed = as_algorithm(given, known)
+    if callable(algorithms):
+        return lambda generation: as_algorithm(algorithms(generation), known)
+    fixed = as_algorithm(algorithms, known)
     return lambda generation: fixed
 
 
@@ -276,9 +271,9 @@ def _n_generations(args: Any, n_items: int | None) -> int:
 
 def _refuse_settings(args: Any) -> None:
     """Reject TRL's settings of a loss beside an algorithm."""
-    if given := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
+    if changed := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
         raise InvalidConfigError(
-            f"{', '.join(given)}: the algorithm decides that. Leave it out and change the algorithm, for example "
+            f"{', '.join(changed)}: the algorithm decides that. Leave it out and change the algorithm, for example "
             "dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)."
         )
 

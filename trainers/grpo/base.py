@@ -44,13 +44,14 @@ from llm_envs.trainers.episodes.training_record import (
     run_record,
 )
 from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.logs import LogsGenerations
-from llm_envs.trainers.grpo.setup import check_generation, check_origin
+from llm_envs.trainers.grpo.setup import check_generation
 from llm_envs.trainers.reference import Reference, drop_reference_adapter
-from llm_envs.trainers.run.checkpoints import ChecksCheckpoint
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.run.finite import ChecksNumbers
 from llm_envs.trainers.run.model_card import EnvironmentCard
 from llm_envs.trainers.run.ranks import function_limit
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeTrainer"]
 
-UnfilterFn = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
+UnfilterFn = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer):
@@ -139,11 +140,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             self._synced_step = self.state.global_step
 
     def _n_further_rows(self, n_forks: int) -> int:
-        """Return how many rows to add for forked episodes: the same number on every process, in full groups.
-
-        Args:
-            n_forks: Rows beyond the first of each episode, on this process.
-        """
+        """Return how many rows to add for this process's `n_forks`: as many on every process, in full groups."""
         if self.args.history == "append" and self._context_fn is None:
             return 0
         # TRL reshapes rewards into groups and splits a generation evenly into micro-batches: round up to fit both.
@@ -170,25 +167,22 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     ) -> None:
         """On the first batch, raise if the log-probabilities from sampling differ from the trained model's.
 
-        Args:
-            output: The batch.
-            score: Returns the trained model's log-probabilities of a batch.
-            unfilter: Removes the sampling filters from the log-probabilities of `rollout_output`.
-
-        Raises:
-            ModelError: If their mean gap exceeds `args.logps_tolerance`.
+        `score` returns the trained model's of a batch, and `unfilter` removes the sampling filters from a batch's.
         """
-        if self._guarded:
-            return
         args, n_rows = self.args, len(output["prompt_ids"])
+        if self._guarded or args.logps_tolerance is None:
+            return
         if any(gather_object([self._is_stale(self.last_trajectories)])):
             # A resumed run begins with episodes of older weights. Compare those that it has begun to play since.
             trajectories = self._player.newest()
             if any(gather_object([self._is_stale(trajectories)])):
                 return
             output = self._padded_rows(trajectories, n_rows, unfilter)
-        own = sampling_gaps(score, output, args.per_device_train_batch_size)
-        gaps = np.concatenate(gather_object([own]))
+        # In micro-batches trimmed as for the loss.
+        starts, size = range(0, n_rows, args.per_device_train_batch_size), args.per_device_train_batch_size
+        parts = [trim_padding({name: slice_rows(v, at, at + size) for name, v in output.items()}) for at in starts]
+        own = [sampling_gaps(score(part), batch_from_trl(part)) for part in parts]
+        gaps = np.concatenate([np.zeros(0, dtype=np.float32), *gather_object(own)])
         if not len(gaps):  # no process had a token to compare: try the next batch
             return
         self._metrics["train"]["sampling/guard_logps_gap"].append(float(gaps.mean(dtype=np.float64)))
@@ -205,7 +199,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     ) -> dict[str, torch.Tensor]:
         """Return the first `n_rows` rows of episodes, as many on every process, as TRL's batch has them."""
         rows = rollout_output(trajectories, pad_id=int(self.processing_class.pad_token_id), n_rows=n_rows)
-        return self._padded(unfilter({name: values[:n_rows] for name, values in rows.items()}))
+        return unfilter(self._padded({name: values[:n_rows] for name, values in rows.items()}))
 
     def _padded(self, rows: Mapping[str, list[Any]]) -> dict[str, Any]:
         """Return rows as tensors on the device of this process, under TRL's names."""
@@ -234,7 +228,8 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
-        self._take_episodes(mode, self._player.totals(mode))
+        for name, (total, n_items) in self._player.totals(mode).items():
+            self._take(mode, f"env/{name}", total, n_items)
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
@@ -265,7 +260,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def _run_record(self) -> dict[str, Any]:
         """Return the first line of the record."""
-        given = {
+        functions = {
             "context_fn": self._context_fn,
             "trajectory_filter": self._trajectory_filter,
             "ref_model_fn": self._reference.ref_model_fn,
@@ -279,7 +274,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             sampling=self.collector.sampling,
             max_model_len=self._policy.max_model_len,
             rewards=self._reward_settings,
-            unknown=[name for name, function in given.items() if function is not None],
+            unknown=[name for name, function in functions.items() if function is not None],
             pad_id=int(self.processing_class.pad_token_id),
             processes=self.accelerator.num_processes,
             task_weights=self._task_weights,
@@ -379,7 +374,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         self._player.save_ahead(folder / "ahead")
         if self.args.should_save:
             begun = {"taken": taken, "ahead": self._player.n_ahead}
-            state = self._player.state_dict() | {"trainer": self._kind, "generation": begun | uses}
+            state = self._player.state_dict() | {"generation": begun | uses}
             state |= self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
@@ -389,7 +384,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         path = Path(checkpoint or "") / STATE_FILE
         state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
         if checkpoint is not None:
-            check_origin(checkpoint, state, self._kind)
+            check_checkpoint(checkpoint, self._kind.upper())
             check_generation(checkpoint, (state or {}).get("learned_by"), self.algorithms.name_at(state or {}))
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and state is not None:

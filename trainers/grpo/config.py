@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,26 +15,28 @@ from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.run.ranks import set_for_machine
-from llm_envs.trainers.settings.checks import check_async_generations, check_env_kwargs, check_values
-from llm_envs.trainers.settings.unused import grpo_cases, refuse_unused, without
+from llm_envs.trainers.settings.checks import check_env_kwargs, check_values
+from llm_envs.trainers.settings.unused import NamedSettings, grpo_cases, refuse_unused, without
 
 __all__ = ["EnvGRPOConfig"]
 
 
 @dataclass
 @without(
-    # The collector plays the episodes; see temperature, top_p, thinking, max_turns, vllm_server_urls, ...
+    "the collector plays the episodes, see temperature, thinking, max_turns, vllm_server_urls, ...",
     *("generation_kwargs", "chat_template_kwargs", "cache_implementation", "max_tool_calling_iterations"),
     *("use_transformers_paged", "use_transformers_continuous_batching", "transformers_continuous_batching_config"),
     *("ds3_gather_for_generation", "log_multimodal", "vllm_structured_outputs_regex", "vllm_group_port"),
     *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
-    # Of losses and controllers that `algorithm_from_trl` does not have.
+)
+@without(
+    "it belongs to a loss that only TRL's own trainer has",
     *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
     *("vespo_lambda_neg", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
-    "reward_weights",  # by position; `RewardSettings.weights` has names
-    "vllm_importance_sampling_cap",  # TRL's former name of vllm_importance_sampling_clip_max
 )
-class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
+@without("RewardSettings.weights has names", "reward_weights")
+@without("its name is now vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap")
+class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
     """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
 
     Fields of TRL that never have an effect in this trainer cannot be given. If you change one that has no effect with
@@ -155,15 +158,18 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         self._start_trl()
         refuse_unused(self, grpo_cases(self))
         algorithm_from_trl(self)  # refuses what cannot be said
-        check_async_generations(self)
         steps, group = int(self.steps_per_generation or 1), int(self.num_generations or 1)  # set by TRL just now
         eval_group, n_groups = int(self.num_generations_eval or group), int(self.generation_batch_size or 1) // group
         is_torn = self.per_device_train_batch_size * steps % group
         is_eval_torn = self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group
+        # Neither a model that trains nor actors with older weights can play ahead.
+        most_ahead, n_ahead = math.inf if self.use_vllm and self.ray is None else 0, self.async_generations
+        is_ahead = type(n_ahead) is int and 0 <= n_ahead <= most_ahead
         whole = f"one that, times steps_per_generation={steps}, is a multiple of num_generations={group}"
         check_values(
             self,
             ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
+            ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
@@ -172,31 +178,31 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),
             ("num_train_seeds", self.num_train_seeds >= n_groups, f"at least {n_groups}: a generation's groups"),
         )
+        self._check_forward_pass()
         self._check_importance_sampling()
-        leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
-        no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))
-        refuse_unused(self, [no_filter])
-        if self.keep_sampling_mask and (self.use_vllm or self.repetition_penalty != 1):
-            raise InvalidConfigError(
-                f"keep_sampling_mask with use_vllm={self.use_vllm} and repetition_penalty={self.repetition_penalty}: "
-                "vLLM does not report which tokens its filters kept, and a mask cannot tell by how much a penalty "
-                "moved them. Set use_vllm=False and repetition_penalty=1, or leave keep_sampling_mask out."
-            )
-        if self.share_prompts and (self.gradient_checkpointing or self.keep_sampling_mask):
-            raise InvalidConfigError(
-                f"share_prompts=True with gradient_checkpointing={self.gradient_checkpointing} and "
-                f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
-                "prompt, which neither has. Set both to False."
-            )
-        if self.packing and (self.share_prompts or self.keep_sampling_mask):
-            raise InvalidConfigError(
-                f"packing=True with share_prompts={self.share_prompts} and keep_sampling_mask="
-                f"{self.keep_sampling_mask}: they replace the forward pass too. Set only one of them."
-            )
 
     def _start_trl(self) -> None:
         """Let TRL check its fields and set the sizes of a generation."""
         GRPOConfig.__post_init__(self)
+
+    def _check_forward_pass(self) -> None:
+        replacing = [name for name in ("keep_sampling_mask", "share_prompts", "packing") if getattr(self, name)]
+        if len(replacing) > 1:
+            raise InvalidConfigError(f"{' and '.join(replacing)} each replace the forward pass: set only one of them.")
+        has_mask, is_shared = self.keep_sampling_mask, self.share_prompts
+        check_values(
+            self,
+            ("use_vllm", not (has_mask and self.use_vllm), "False with keep_sampling_mask, which vLLM does not report"),
+            ("repetition_penalty", not has_mask or self.repetition_penalty == 1, "1 with keep_sampling_mask"),
+            (
+                "gradient_checkpointing",
+                not (is_shared and self.gradient_checkpointing),
+                "False with share_prompts, whose rows continue from cached keys and values",
+            ),
+        )
+        leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
+        no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))
+        refuse_unused(self, [no_filter])
 
     def _check_importance_sampling(self) -> None:
         if not (self.use_vllm and self.vllm_importance_sampling_correction):

@@ -14,12 +14,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, did_you_mean
+from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.functional.advantages import AdvantageFn, group_centred, group_normalised
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.losses import LossFn, RatioLevel, cispo, clipped_surrogate
 from llm_envs.trainers.functional.masking import Normalisation
+from llm_envs.trainers.settings.checks import check_values
 
 __all__ = ["algorithm_from_trl", "rewards_from_trl"]
 
@@ -87,10 +88,16 @@ def rewards_from_trl(args: Any, rewards: RewardSettings) -> RewardSettings:
 def _check(args: Any) -> None:
     """Reject values that TRL does not know, and those that have no counterpart."""
     kind = args.loss_type
-    if kind not in _NORMALISATIONS and kind not in _UNTRANSLATED:
-        raise InvalidConfigError(
-            f"loss_type={kind!r}; it must be one of {', '.join(_NORMALISATIONS)}.{did_you_mean(kind, _NORMALISATIONS)}"
-        )
+    choices = {
+        "importance_sampling_level": ("token", "sequence"),
+        "scale_rewards": ("group", "batch", "none"),
+        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    }
+    check_values(
+        args,
+        ("loss_type", kind in (*_NORMALISATIONS, *_UNTRANSLATED), _NORMALISATIONS),
+        *((name, getattr(args, name) in known, known) for name, known in choices.items()),
+    )
     untranslated = {
         f"loss_type={kind!r}": kind in _UNTRANSLATED,
         "use_adaptive_entropy=True": args.use_adaptive_entropy,
@@ -99,14 +106,6 @@ def _check(args: Any) -> None:
     }
     if names := [name for name, holds in untranslated.items() if holds]:
         raise InvalidConfigError(f"{', '.join(names)}: EnvGRPOTrainer has no such objective; {_HOW}.")
-    choices = {
-        "importance_sampling_level": ("token", "sequence"),
-        "scale_rewards": ("group", "batch", "none"),
-        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-    }
-    for name, known in choices.items():
-        if (value := getattr(args, name)) not in known:
-            raise InvalidConfigError(f"{name}={value!r}; it must be one of {', '.join(known)}.")
     # Other losses read epsilon_high as the width of a clip range, CISPO as the greatest weight of a token.
     if kind == "cispo" and (args.epsilon_high is None or args.epsilon_high < 1.0):
         raise InvalidConfigError(

@@ -107,20 +107,15 @@ class LogsGenerations(LogsMeans):
         return table
 
     def _log_policy(self, algorithm: Algorithm, batch: Batch, stats: Mapping[str, torch.Tensor]) -> None:
-        """Log how the policy of a micro-batch differs from the one that sampled, by TRL's names where it has them.
-
-        Args:
-            algorithm: The algorithm.
-            batch: The micro-batch with log-probabilities and entropies.
-            stats: The statistics of `algorithm_loss`.
-        """
+        """Log how the policy of a micro-batch, with the `stats` of its loss, differs from the one that sampled."""
         mask_BT, logps_BT = batch.mask_BT, batch.need("logps_BT").detach()
         old_BT = logps_BT if batch.old_logps_BT is None else batch.old_logps_BT
         # The old policy sampled the tokens, so k3 with swapped arguments estimates KL(old||new).
         means = {"policy/ratio": stats["ratio"], "policy/approx_kl": mean_kl(k3(old_BT, logps_BT, mask_BT), mask_BT)}
         means |= {"kl": stats["kl"]} if "kl" in stats else {}
         means["entropy"] = masked_mean(batch.need("entropies_BT").detach(), mask_BT)
-        self._log_max("policy/ratio_max", stats["ratio_max"])
+        largest = self.accelerator.gather(stats["ratio_max"].detach().float()).max().item()
+        self._metrics[self._mode]["policy/ratio_max"].append(largest)
         if algorithm.loss_fn is not None and (clip := clip_settings(algorithm.loss_fn)) is not None:
             below_BT, above_BT = clipped_tokens(logps_BT, old_BT, batch.need("advantages"), mask_BT, **clip)
             parts = {"low": below_BT, "high": above_BT, "region": below_BT | above_BT}
@@ -140,7 +135,3 @@ class LogsGenerations(LogsMeans):
         whole: torch.Tensor = self.accelerator.gather(padded)
         parts = whole.split(max(n_N)) if max(n_N) else [whole]
         return torch.cat([part[:n] for part, n in zip(parts, n_N, strict=False)])
-
-    def _log_max(self, name: str, value: torch.Tensor) -> None:
-        """Log the maximum of a scalar over the processes."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).max().item())

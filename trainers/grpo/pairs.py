@@ -1,8 +1,7 @@
 """Pairs of episodes in `EnvGRPOTrainer`: their rows, and their loss if micro-batches split them.
 
 Invariants:
-1. The gradient of an optimizer step is `algorithm_loss`'s on the step's rows of all processes, however the rows
-   are split into micro-batches. A generation of several steps is normalised together, as TRL's "dapo" loss is.
+1. A generation of several steps is normalised together, as TRL's "dapo" loss is.
 2. Both rows of a pair are in one optimizer step, on one process. If they are in different micro-batches, a pass without
    gradient before the step gives the slope of the pair's loss at each row's log-ratio. Each row's gradient is then
    exact without the other row, so memory holds one micro-batch.
@@ -36,14 +35,7 @@ class PairedRows:
         n_rows: Number of rows on this process.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        *,
-        pairs_P2: torch.Tensor,
-        n_pairs: int,
-        n_rows: int,
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, *, pairs_P2: torch.Tensor, n_pairs: int, n_rows: int) -> None:
         self.algorithm, self.n_pairs = algorithm, n_pairs
         self.pairs_P2 = pairs_P2.cpu()
         self.ratios_R = torch.zeros(n_rows)
@@ -76,11 +68,7 @@ class PairedRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor's arguments for the same pairs, except the algorithm."""
-        return {
-            "pairs_P2": self.pairs_P2,
-            "n_pairs": self.n_pairs,
-            "n_rows": len(self.ratios_R),
-        }
+        return {"pairs_P2": self.pairs_P2, "n_pairs": self.n_pairs, "n_rows": len(self.ratios_R)}
 
     def score(
         self, micro_batches: Sequence[Mapping[str, Any]], score: Callable[[Mapping[str, Any]], torch.Tensor], step: int

@@ -130,18 +130,10 @@ def quick_start_training(
         folder = Path(stack.enter_context(TemporaryDirectory()) if output_dir is None else output_dir)
         if output_dir is not None:
             loggers.append(jsonl_logger(folder / "metrics.jsonl"))
-        given: dict[str, Any] = {
-            "max_steps": num_iterations,
-            "per_device_train_batch_size": group_size,
-            "per_device_eval_batch_size": group_size,
-            "gradient_accumulation_steps": n_groups,
-            "num_generations": group_size,
-            "learning_rate": learning_rate,
-            "warmup_steps": num_iterations // 20,
-            "max_turn_tokens": max_turn_tokens,
-            "max_completion_length": min(16 * max_turn_tokens, context // 2),
-        }
-        args = EnvGRPOConfig(**_DEFAULTS | given | _kept(folder, output_dir is not None, num_iterations) | settings)
+        steps = _steps(num_iterations, n_groups, group_size) | {"learning_rate": learning_rate}
+        turns = {"max_turn_tokens": max_turn_tokens, "max_completion_length": min(16 * max_turn_tokens, context // 2)}
+        kept = _kept(folder, output_dir is not None, num_iterations)
+        args = EnvGRPOConfig(**_DEFAULTS | steps | turns | kept | settings)
         trainer = EnvGRPOTrainer(
             model_name,
             source,
@@ -161,25 +153,22 @@ def _source(
     env: Envs | None, prompts: PromptsLike | None, reward_fn: RewardFn | None, settings: Mapping[str, Any]
 ) -> Any:
     """Return the environment that is played."""
-    if (env is None) == (prompts is None):
-        given = "neither" if env is None else "both"
-        raise InvalidConfigError(
-            f"{given} of env and prompts is given: give env=..., or prompts=... and reward_fn=... ."
-        )
-    if (prompts is None) != (reward_fn is None):
-        raise InvalidConfigError(
-            "prompts need reward_fn=(row, reply) -> reward."
-            if reward_fn is None
-            else "reward_fn is for prompts; an environment pays its own reward."
-        )
     env_kwargs = settings.get("env_kwargs")
-    if prompts is not None and reward_fn is not None:
-        if env_kwargs:
-            raise InvalidConfigError(f"env_kwargs={dict(env_kwargs)!r} go with env: prompts have none.")
+    if env is None and prompts is not None and reward_fn is not None and not env_kwargs:
         return PromptTask(prompts, reward_fn)
+    if env is None or prompts is not None or reward_fn is not None:
+        named = {"env": env, "env_kwargs": env_kwargs, "prompts": prompts, "reward_fn": reward_fn}
+        given = ", ".join(name for name, value in named.items() if value is not None) or "nothing"
+        raise InvalidConfigError(f"{given} is given: give env and perhaps env_kwargs, or prompts and reward_fn.")
     if isinstance(env_kwargs, Mapping) and env_kwargs.get("split") == "test":
         raise InvalidConfigError("env_kwargs has split='test': that one is for measuring.")
     return env
+
+
+def _steps(n_steps: int, n_groups: int, group_size: int) -> dict[str, Any]:
+    """Return the settings of one step for each generation, a group in each micro-batch."""
+    rows = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "num_generations"), group_size)
+    return {"max_steps": n_steps, "warmup_steps": n_steps // 20, "gradient_accumulation_steps": n_groups} | rows
 
 
 def _kept(folder: Path, is_kept: bool, n_steps: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from llm_envs.trainers.settings.checks import check_engine, check_env_kwargs
 __all__ = [
     "check_arguments",
     "check_generation",
-    "check_origin",
     "make_splits",
     "no_reward",
     "temporarily",
@@ -80,33 +79,12 @@ def no_reward(prompts: Any, completions: Any, **columns: Any) -> list[float | No
     raise AssertionError("TRL asks for a reward, and `score_episodes` has the rewards")
 
 
-def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) -> None:
-    """Reject another trainer's checkpoint: its optimizer state and steps belong to another run.
-
-    Args:
-        checkpoint: The folder.
-        state: The contents of our state file in the folder; None if it has none.
-        kind: "grpo" or "ppo".
-
-    Raises:
-        InvalidConfigError: If another trainer saved it.
-    """
-    saved = None if state is None else str(state.get("trainer"))
-    if saved == kind or (saved, kind) == ("grpo", "ppo"):  # `Critic.load` rejects a checkpoint without a critic
-        return
-    what = "no checkpoint of this library's GRPO or PPO" if saved is None else f"a checkpoint of {saved.upper()}"
-    raise InvalidConfigError(
-        f"{checkpoint} is {what}, and this is {kind.upper()}: its steps, optimizer and episodes are no part of this "
-        "run. To go on from its weights give the folder as the model, and train() without resume_from_checkpoint."
-    )
-
-
 def check_generation(checkpoint: str, saved: str | None, present: str) -> None:
     """Reject a checkpoint whose latest generation was trained by another algorithm than this run would use.
 
     Args:
         checkpoint: The folder.
-        saved: Name of the algorithm of its latest generation; None: a former version's, with TRL's own loss.
+        saved: Name of the algorithm of its latest generation; None: a former version's or TRL's, with TRL's own loss.
         present: Name of this run's algorithm for that generation.
 
     Raises:

@@ -56,7 +56,7 @@ from llm_envs.trainers.episodes.rewards import (
     score_episodes,
     with_overlong,
 )
-from llm_envs.trainers.forward.filtered import unfiltered_rows
+from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.forward.kept import KeptRows
 from llm_envs.trainers.forward.packed_rows import PackedRows
 from llm_envs.trainers.forward.shared_prompts import SharedPrompts
@@ -184,7 +184,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
-            group_filter=self._whole_group_filter(group_filter),
+            group_filter=self.algorithms.group_filter(limited(group_filter, function_limit(args), "the group_filter")),
             max_refills=args.max_refills,
             seed=args.seed,
             is_ahead=args.async_generations > 0,
@@ -241,9 +241,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 n_rows=n_rows,
             )
         is_weighted = args.use_vllm and self.vllm_importance_sampling_correction
-        if is_weighted or not self._guarded:
-            rows = self._unfiltered(rows)
         output = self._padded(rows)
+        if is_weighted or not self._guarded:
+            output = self._unfiltered(output)
         mask_BT = batch_from_trl(output).mask_BT
         output["num_items_in_batch"] = self.accelerator.reduce(mask_BT.sum(), reduction="sum")
         size = args.per_device_train_batch_size if self._mode == "train" else args.per_device_eval_batch_size
@@ -264,13 +264,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 output["ref_per_token_logps"] = self._score(reference, output, batch_size=size)[0]
         return output
 
-    def _unfiltered(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _unfiltered(self, output: dict[str, Any]) -> dict[str, Any]:
         """Return rows without the sampling filters, whose distribution the sampler's log-probabilities are of."""
-        sampling = self.collector.sampling
+        sampling, model = self.collector.sampling, cast("torch.nn.Module", self.model)
         if sampling.keep_mask or not has_filters(sampling):
-            return rows
+            return output
         with self._whole_activations():
-            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
+            batch = without_filters(model, replace(batch_from_trl(output), sampling=sampling))
+        return output | {"sampling_per_token_logps": batch.sampled_logps_BT}
 
     @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
@@ -375,22 +376,22 @@ class EnvGRPOTrainer(EpisodeTrainer):
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
         return loss, logps_BT
 
-    def _score(self, model: Any, inputs: Mapping[str, Any], **asked: Any) -> tuple[torch.Tensor, Any, Any]:
+    def _score(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[torch.Tensor, Any, Any]:
         """Return TRL's log-probabilities, entropies and auxiliary loss of a batch's completions."""
         result: tuple[torch.Tensor, Any, Any] = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
             torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
             inputs["completion_ids"].size(1),
-            **asked,
+            **kwargs,
         )
         return result
 
     @torch.no_grad()
-    def _score_without_gradient(self, inputs: Mapping[str, Any], **asked: Any) -> torch.Tensor:
+    def _score_without_gradient(self, inputs: Mapping[str, Any], **kwargs: Any) -> torch.Tensor:
         """Return the trained model's log-probabilities of a batch's completions."""
         with self._whole_activations():
-            return self._score(self.model, inputs, **asked)[0]
+            return self._score(self.model, inputs, **kwargs)[0]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's result, with position ids that start at each row's first token; or a served teacher's answer."""
@@ -430,11 +431,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._reference.end_step(self, kl)
 
     # Once, before training.
-
-    def _whole_group_filter(self, given: GroupFilter | None) -> GroupFilter | None:
-        """Return the user's filter with its limit of time, and the algorithm's."""
-        given = limited(given, function_limit(self.args), "the group_filter")
-        return self.algorithms.group_filter(given)
 
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.

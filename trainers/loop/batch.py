@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import position_ids
-from llm_envs.policies.inference.sampling import has_filters
-from llm_envs.trainers.forward.filtered import unfiltered_logps
 from llm_envs.trainers.forward.kept import with_kept
 from llm_envs.trainers.forward.teacher import ServedTeacher
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
-from llm_envs.types import SamplingParams
 
 __all__ = [
     "autocast",
     "micro_batch_rows",
     "minibatch_rows",
-    "sampling_gaps",
     "score_batch",
     "score_rows",
-    "without_filters",
 ]
 
 
@@ -98,60 +91,6 @@ def score_batch(
     finally:
         model.train(was_training)
     return out
-
-
-@torch.no_grad()
-def without_filters(model: torch.nn.Module, batch: Batch, *, autocast_dtype: torch.dtype | None = None) -> Batch:
-    """Return the batch with the sampling filters removed from its log-probabilities (`forward.filtered`).
-
-    Args:
-        model: As for `score_rows`, with the weights that sampled; scored in eval mode.
-        batch: The rows. A batch sampled without filters is returned unchanged.
-        autocast_dtype: See `autocast`.
-    """
-    if batch.sampling is None or not has_filters(batch.sampling):
-        return batch
-    sampled_BT, prompt_ids, completion_mask = map(batch.need, ("sampled_logps_BT", "prompt_ids", "completion_mask"))
-    out_BT, n_prompt = sampled_BT.clone(), prompt_ids.shape[1]
-    ids = torch.cat([prompt_ids, batch.need("completion_ids")], dim=1)
-    is_token = torch.cat([batch.need("prompt_mask"), completion_mask], dim=1).bool()
-    mask = torch.nn.functional.pad(batch.mask_BT, (n_prompt, 0))
-    logps = torch.nn.functional.pad(sampled_BT, (n_prompt, 0))
-    was_training = model.training
-    model.eval()
-    try:
-        with autocast(ids.device, autocast_dtype):
-            for row, tokens in enumerate(is_token):
-                # Without padding: `unfiltered_logps` takes the tokens of one row.
-                row_ids, row_mask, row_logps = (part[row][tokens].cpu().numpy() for part in (ids, mask, logps))
-                values = torch.from_numpy(unfiltered_logps(model, row_ids, row_mask, row_logps, batch.sampling))
-                n_tokens = int(completion_mask[row].sum())
-                out_BT[row, :n_tokens] = values[len(values) - n_tokens :].to(out_BT)
-    finally:
-        model.train(was_training)
-    return replace(batch, sampled_logps_BT=out_BT, sampling=SamplingParams(temperature=batch.temperature))
-
-
-@torch.no_grad()
-def sampling_gaps(
-    model: torch.nn.Module,
-    batch: Batch,
-    *,
-    micro_batch_size: int | None = None,
-    autocast_dtype: torch.dtype | None = None,
-) -> npt.NDArray[np.float32]:
-    """Return the absolute gap of each sampled token between its sampled and recomputed log-probability, in nats: (N,).
-
-    Args:
-        model: As for `score_rows`; scored in eval mode.
-        batch: The rows, `without_filters`.
-        micro_batch_size: Rows per forward pass; None: all.
-        autocast_dtype: See `autocast`.
-    """
-    sampled_BT = batch.need("sampled_logps_BT")
-    mask_BT = batch.mask_BT & ~sampled_BT.isnan()
-    logps_BT = score_batch(model, batch, micro_batch_size=micro_batch_size, autocast_dtype=autocast_dtype)
-    return np.asarray((logps_BT - sampled_BT).abs()[mask_BT].float().cpu())
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:

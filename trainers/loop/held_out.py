@@ -96,8 +96,7 @@ def hold_out(
         part = []
         for choice in choices:
             kwargs = {k: v for k, v in choice.kwargs.items() if not (k == "split" and v is None)}
-            if kwargs.get("split") == "test":
-                raise InvalidConfigError(f"{choice.env_id}: split='test' is for measuring, not for choosing.")
+            _check_split(choice.env_id, kwargs)
             problems = choice.problems
             if problems is not None:
                 problems = [p for p in problems if is_held_out(dict(p), share) == held_out]
@@ -126,8 +125,7 @@ def create_eval_fn(
         InvalidConfigError: If an environment would play the test split.
     """
     for choice in SeedSource(envs).choices:
-        if choice.kwargs.get("split") == "test":
-            raise InvalidConfigError(f"{choice.env_id}: split='test' is for measuring, not for choosing: see hold_out.")
+        _check_split(choice.env_id, choice.kwargs)
 
     def measure(state: TrainingState) -> dict[str, float]:
         with Collector(envs, policy, seed=seed, **({"progress": False} | settings)) as collector:
@@ -155,6 +153,11 @@ class _Maker:
         make = self.factory
         env = gym.make(self.env_id, disable_env_checker=True, **kwargs) if make is None else make(**kwargs)
         return HeldOutEnv(env, self.share, self.held_out)
+
+
+def _check_split(env_id: str, kwargs: Mapping[str, Any]) -> None:
+    if kwargs.get("split") == "test":
+        raise InvalidConfigError(f"{env_id}: split='test' is for measuring, not for choosing (hold_out).")
 
 
 def _key(env: gym.Env[Any, Any], observation: str) -> Any:

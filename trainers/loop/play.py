@@ -9,8 +9,9 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
-from llm_envs.rollout.tree import TurnsFn, add_branches, is_root, n_roots
+from llm_envs.rollout.tree import add_branches, is_root, n_roots
 from llm_envs.tracking.metrics import trajectory_metrics
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
 from llm_envs.trainers.functional.references import ReferenceUpdateFn
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -27,8 +28,7 @@ def play_generation(
     iteration: int,
     prompt_loader: PromptLoader | None = None,
     *,
-    branches: float = 0.0,
-    branch_at: str | TurnsFn = "every_turn",
+    algorithm: Algorithm = GRPO,
     max_function_s: float | None = None,
 ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
     """Play the groups of one iteration.
@@ -39,8 +39,7 @@ def play_generation(
         group_size: Episodes per group.
         iteration: Number of the iteration; with a loader, the seeds depend on it.
         prompt_loader: Problems for the collector's one environment.
-        branches: Share of a group that are branches, played after the group's roots have passed the filter.
-        branch_at: Where they begin (`rollout.tree`).
+        algorithm: If it has branches, they are played after the group's roots have passed the filter (`rollout.tree`).
         max_function_s: Seconds that one call of `branch_at` or the collector's filter, selection or context function
             may take; None: any time.
 
@@ -55,8 +54,8 @@ def play_generation(
     if n_groups < 1 or group_size < 1:
         raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
     finished: list[Trajectory] = []
-    outer, group_filter, select_fn = collector.on_trajectory, collector.group_filter, collector.select_fn
-    context_fn = collector.context_fn
+    own = {name: getattr(collector, name) for name in ("group_filter", "select_fn", "context_fn")}
+    outer = collector.on_trajectory
 
     def keep(trajectory: Trajectory) -> None:
         # Metrics need only the outcomes, so drop the messages, which take memory.
@@ -65,22 +64,22 @@ def play_generation(
         if outer is not None:
             outer(trajectory)
 
-    collector.on_trajectory = keep
-    collector.group_filter = limited(group_filter, max_function_s, "the group_filter")
-    collector.select_fn = limited(select_fn, max_function_s, "the select_fn")
-    collector.context_fn = limited(context_fn, max_function_s, "the context_fn")
-    n_first = n_roots(branches, group_size)
+    n_first = n_roots(algorithm.branches, group_size)
     try:
+        for name, function in own.items():
+            setattr(collector, name, limited(function, max_function_s, f"the {name}"))
+        collector.on_trajectory = keep
         if prompt_loader is None:
             groups = collector.collect(n_groups, n_first)
         else:
             groups = _play_prompts(collector, n_groups, n_first, iteration, prompt_loader)
         if n_first < group_size:
-            choose = limited(branch_at, max_function_s, "branch_at")
+            choose = limited(algorithm.branch_at, max_function_s, "branch_at")
             groups = add_branches(groups, group_size, collector.play, choose)
     finally:
-        collector.on_trajectory, collector.group_filter, collector.select_fn = outer, group_filter, select_fn
-        collector.context_fn = context_fn
+        collector.on_trajectory = outer
+        for name, function in own.items():
+            setattr(collector, name, function)
     ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # finishing order must not change float sums
     return groups, {f"env/{name}": value for name, value in trajectory_metrics(ordered).items()}
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -39,7 +39,7 @@ from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.engines.engine_weights import engine_weights
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
-from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
+from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.rewards import (
     EpisodeRewards,
     RewardSettings,
@@ -49,11 +49,12 @@ from llm_envs.trainers.episodes.rewards import (
     with_overlong,
 )
 from llm_envs.trainers.episodes.training_record import precision
+from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
-from llm_envs.trainers.loop.batch import minibatch_rows, sampling_gaps, score_batch, without_filters
+from llm_envs.trainers.loop.batch import autocast, minibatch_rows, score_batch
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
 from llm_envs.trainers.loop.state import (
     CheckpointFn,
@@ -222,31 +223,23 @@ def train(
     n_failed, first = 0, state.iteration
     while state.iteration < n_iterations:
         start = time.perf_counter()
-        present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
-        if present.by_state is True:
-            present = replace(present, by_state=create_state_fn(collector.source.factories))
-        _check_algorithm(present, state, collector)
-        now = _with_max_length(settings, present, collector, max_turns)
+        current = _algorithm_of(algorithm, state, collector)
+        bounded = _with_max_length(settings, current, collector, max_turns)
+        played_at = n_groups, group_size, state.iteration
         groups, played = play_generation(
-            collector,
-            n_groups,
-            group_size,
-            state.iteration,
-            prompt_loader,
-            branches=present.branches,
-            branch_at=present.branch_at,
-            max_function_s=settings.max_function_s,
+            collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
         )
         n_failed = _count_failed(groups, n_failed)
-        middle = time.perf_counter()
-        is_first = state.iteration == first
-        state, metrics = learn(state, groups, algorithm=present, settings=now, checks_sampling=is_first)
+        middle, is_first = time.perf_counter(), state.iteration == first
+        state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
-        state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
-        state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
+        statistics = moving_average(state.statistics, played, decay=settings.ema_decay)
+        metrics |= {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
+        stored = source_state(collector, prompt_loader, reference_update_fn)
+        state = replace(state, statistics=statistics, source_state=stored)
         sync(collector.policy, state)  # before the evaluation, which must measure the new weights
         is_last, is_best = state.iteration >= n_iterations, False
-        if eval_fn is not None and eval_every and (is_last or state.iteration % eval_every == 0):
+        if eval_fn is not None and (is_last or state.iteration % eval_every == 0):
             state, is_best, measured = _evaluated(state, eval_fn, best_by)
             metrics |= measured
         if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
@@ -279,11 +272,14 @@ def share_weights(policy: Policy, state: TrainingState) -> None:
 def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:
     """Compare sampled with recomputed log-probabilities."""
     if settings.logps_tolerance is not None:
-        size, dtype = settings.micro_batch_size, settings.autocast_dtype
-        gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
+        gaps = sampling_gaps(_scored(state.model, batch, settings), batch)
         if len(gaps):
             rounding = rounding_of(precision(state.model, settings))
             check_gaps(gaps, settings.logps_tolerance, rounding, state.model)
+
+
+def _scored(model: torch.nn.Module, batch: Batch, settings: LoopSettings) -> torch.Tensor:
+    return score_batch(model, batch, micro_batch_size=settings.micro_batch_size, autocast_dtype=settings.autocast_dtype)
 
 
 def _steps(
@@ -328,12 +324,13 @@ _AVERAGED = ("env/reward", "env/success")
 """Metrics whose moving averages are logged."""
 
 
-def _with_averages(
-    state: TrainingState, metrics: dict[str, float], played: Mapping[str, float], decay: float
-) -> tuple[TrainingState, dict[str, float]]:
-    statistics = moving_average(state.statistics, played, decay=decay)
-    shown = {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
-    return replace(state, statistics=statistics), metrics | shown
+def _algorithm_of(algorithm: Algorithm | AlgorithmSchedule, state: TrainingState, collector: Collector) -> Algorithm:
+    """Return the checked algorithm of the next iteration, with the states of the collector's environments."""
+    current = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
+    if current.by_state is True:
+        current = replace(current, by_state=create_state_fn(collector.source.factories))
+    _check_algorithm(current, state, collector)
+    return current
 
 
 def _paid(
@@ -364,7 +361,8 @@ def _batch(state: TrainingState, paid: EpisodeRewards, sampling: SamplingParams,
         mask_truncated=settings.mask_truncated,
         trajectory_filter=limited(settings.trajectory_filter, settings.max_function_s, "the trajectory_filter"),
     )
-    return without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+    with autocast(state.device, settings.autocast_dtype):
+        return without_filters(state.model, batch)
 
 
 def _prepared(
@@ -375,14 +373,10 @@ def _prepared(
     settings: LoopSettings,
 ) -> tuple[Batch, dict[str, float]]:
     """Return the batch with all inputs of the algorithm, and metrics."""
-    sizes: dict[str, Any] = {
-        "micro_batch_size": settings.micro_batch_size,
-        "autocast_dtype": settings.autocast_dtype,
-    }
     has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.has_paid_kl
     # One pass serves three uses: the ratios' denominators, a KL in the reward, and the reference of pairs.
     if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
-        batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
+        batch = replace(batch, policy_logps_BT=_scored(state.model, batch, settings))
     if settings.old_logps == "recomputed":
         assert batch.policy_logps_BT is not None
         weights = settings.importance_weights(batch.policy_logps_BT, batch.need("sampled_logps_BT"), batch.mask_BT)
@@ -391,7 +385,7 @@ def _prepared(
         batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
         assert state.reference is not None
-        batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
+        batch = replace(batch, ref_logps_BT=_scored(state.reference, batch, settings))
     batch, scored = with_advantages(batch, algorithm, paid, limit_s=settings.max_function_s)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
@@ -505,12 +499,12 @@ def _with_max_length(
 
 def _max_turns(source: SeedSource) -> int | None:
     """Return the most turns of an episode, by the environments' `max_turns`; None if one does not say."""
-    found: list[int | None] = []
+    limits: list[int | None] = []
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
-        found.append(env_attribute(env, "max_turns", None))
+        limits.append(env_attribute(env, "max_turns", None))
         close_env(env)
-    return max(n or 0 for n in found) if all(found) else None
+    return max(n or 0 for n in limits) if all(limits) else None
 
 
 def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:

@@ -315,8 +315,8 @@ def create_checkpoint_fn(
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """Return the newest checkpoint of a run, or None."""
-    found = _checkpoints(Path(folder))
-    return found[-1] if found else None
+    checkpoints = _checkpoints(Path(folder))
+    return checkpoints[-1] if checkpoints else None
 
 
 def best_checkpoint(folder: str | Path) -> Path | None:

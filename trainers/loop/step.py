@@ -188,7 +188,7 @@ def _check_sampled_logps(batch: Batch) -> None:
     if batch.sampling is not None and has_filters(batch.sampling):
         raise InvalidConfigError(
             f"the batch was sampled with filters ({batch.sampling}), and its log-probabilities are from the "
-            "filtered distribution: call `loop.batch.without_filters` before the first step, or ratios would not be 1."
+            "filtered distribution: call `forward.filtered.without_filters` first, or ratios would not be 1."
         )
     if bool(batch.need("sampled_logps_BT")[batch.mask_BT].isnan().any()):
         raise InvalidConfigError(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.settings.checks import check_values
 from llm_envs.trainers.settings.unused import refuse_unused, without
 
 __all__ = ["EnvPPOConfig"]
 
+_OTHER_ROWS = ("share_prompts", "packing")
+
 
 @dataclass
-@without("scale_rewards", "multi_objective_aggregation")  # they compare the members of a group
+@without("it compares the members of a group", "scale_rewards", "multi_objective_aggregation")
 class EnvPPOConfig(EnvGRPOConfig):
     """`EnvGRPOConfig` and the critic's settings. The default is one sample per prompt; `epsilon` clips the ratio.
 
@@ -100,6 +101,7 @@ class EnvPPOConfig(EnvGRPOConfig):
             ("value_coef", self.value_coef > 0, "above 0"),
             ("value_learning_rate", self.value_learning_rate >= 0, "0 or more"),
             ("value_warmup_steps", self.value_warmup_steps >= 0, "0 or more"),
+            *((name, not getattr(self, name), "False: a critic reads padded, full rows") for name in _OTHER_ROWS),
             ("fp16", not self.fp16, "False: it scales the loss, which the critic's optimizer cannot undo; set bf16"),
             (
                 "bootstrap_truncated",
@@ -107,11 +109,6 @@ class EnvPPOConfig(EnvGRPOConfig):
                 'False, or history="append": history="template" writes the prompt of a turn that is not played anew',
             ),
         )
-        if self.share_prompts or self.packing:
-            raise InvalidConfigError(
-                f"share_prompts={self.share_prompts}, packing={self.packing}: a critic reads the hidden states of "
-                "padded, full rows; leave both out."
-            )
 
     def _start_trl(self) -> None:
         if self.num_generations != 1:

@@ -242,19 +242,19 @@ def load_critic(
         trunk_of(policy)
         made = Critic(policy.config.get_text_config().hidden_size)
     else:
-        given = loader(critic, dtype=dtype, **kwargs) if isinstance(critic, str | Path) else critic
-        made = _separate(given, policy, tokenizer)
+        model = loader(critic, dtype=dtype, **kwargs) if isinstance(critic, str | Path) else critic
+        made = _separate(model, policy, tokenizer)
     if saved is not None:
         made.load(saved)
     return made
 
 
-def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
-    if hasattr(given, "get_base_model"):
+def _separate(model: Any, policy: Any, tokenizer: Any) -> Critic:
+    if hasattr(model, "get_base_model"):
         raise ModelError("the critic is a PEFT model: merge its adapter first (`merge_and_unload`).")
-    if not hasattr(given, "base_model") or not hasattr(given, "config"):
-        raise ModelError(f"critic is of type {type(given).__name__}; give a folder, a name or a model of transformers.")
-    trunk = given.base_model
+    if not hasattr(model, "base_model") or not hasattr(model, "config"):
+        raise ModelError(f"critic is of type {type(model).__name__}; give a folder, a name or a model of transformers.")
+    trunk = model.base_model
     if trunk is trunk_of(policy):
         raise ModelError("the critic is the policy itself: leave `critic` out for a value head on the policy's trunk.")
     check_positions(trunk)

@@ -6,7 +6,7 @@ An episode's tokens may lie in several rows (forks). Here they are joined in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from llm_envs.trainers.episodes.advantages import own_turns, turn_matrix
 from llm_envs.trainers.functional.losses import value_loss
-from llm_envs.trainers.functional.masking import aggregate_loss, masked_mean, masked_sum, zero_masked
+from llm_envs.trainers.functional.masking import Reduce, aggregate_loss, masked_mean, masked_moments, zero_masked
 from llm_envs.trainers.functional.returns import gae, length_adaptive_lambda
 from llm_envs.trainers.functional.turns import place_turn_rewards, turn_ids
 from llm_envs.types import Trajectory
@@ -27,11 +27,7 @@ __all__ = [
     "episode_tokens",
     "estimate",
     "explained_variance",
-    "global_moments",
 ]
-
-Reduce = Callable[[torch.Tensor], torch.Tensor]
-"""Sums a tensor over all processes."""
 
 
 @dataclass(frozen=True)
@@ -177,22 +173,6 @@ def estimate(
     )
 
 
-def global_moments(values: torch.Tensor, mask: torch.Tensor, total: Reduce) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and unbiased variance of the unmasked values, over all processes.
-
-    Args:
-        values: Any shape; masked places may hold anything.
-        mask: Same shape, bool or 0/1.
-        total: Sums over the processes; called the same number of times on each.
-    """
-    flags = mask.bool()
-    n, first = total(torch.stack([flags.sum().to(values.dtype), masked_sum(values, flags)]))
-    # Two passes: the difference of E[x^2] and E[x]^2 would lose digits if the mean is large.
-    mean = first / n.clamp(min=1)
-    squares = total(masked_sum((zero_masked(values, flags) - mean) ** 2, flags))
-    return mean, squares / (n - 1).clamp(min=1)
-
-
 def explained_variance(
     values_BT: torch.Tensor, returns_BT: torch.Tensor, mask_BT: torch.Tensor, total: Reduce
 ) -> tuple[float, float]:
@@ -200,8 +180,8 @@ def explained_variance(
 
     1: the critic predicts every return; 0: as good as a constant; below 0: worse. NaN if all returns are equal.
     """
-    _, spread = global_moments(returns_BT, mask_BT, total)
-    _, missed = global_moments(returns_BT - values_BT, mask_BT, total)
+    _, spread = masked_moments(returns_BT, mask_BT, total=total)
+    _, missed = masked_moments(returns_BT - values_BT, mask_BT, total=total)
     share = (1.0 - missed / spread).item() if spread > 0 else float("nan")
     return share, spread.sqrt().item()
 

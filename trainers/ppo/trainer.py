@@ -24,16 +24,16 @@ from transformers import TrainerCallback, get_scheduler
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
-from llm_envs.trainers.functional.masking import masked_whiten, trim_padding
+from llm_envs.trainers.functional.masking import masked_moments, masked_whiten, trim_padding
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.ppo.config import EnvPPOConfig
 from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, captured_states, load_critic
-from llm_envs.trainers.ppo.estimates import critic_loss, estimate, explained_variance, global_moments
+from llm_envs.trainers.ppo.estimates import critic_loss, estimate, explained_variance
 from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
 from llm_envs.trainers.settings.unused import refuse_unused
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel
 
 __all__ = ["EnvPPOConfig", "EnvPPOTrainer"]
 
@@ -121,8 +121,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         output["advantages"] = estimates.advantages_BT
         if args.whiten_advantages:
             # Moments over all processes: the result must not depend on which process played an episode.
-            moments = global_moments(estimates.advantages_BT, mask_BT, self._total)
-            output["advantages"] = masked_whiten(estimates.advantages_BT, mask_BT, moments=moments)
+            output["advantages"] = masked_whiten(estimates.advantages_BT, mask_BT, total=self._total)
         self._log_values(values_BT, estimates.returns_BT, bootstrap_E[follows_E], mask_BT)
         self._record_generation(output, bootstraps=bootstrap_E.tolist())
         return output
@@ -214,8 +213,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         self, values_BT: torch.Tensor, returns_BT: torch.Tensor, bootstraps: torch.Tensor, mask_BT: torch.Tensor
     ) -> None:
         """Log statistics of the critic's values on the latest generation, over all processes."""
-        mean, variance = global_moments(values_BT, mask_BT, self._total)
-        mean_return, _ = global_moments(returns_BT, mask_BT, self._total)
+        mean, variance = masked_moments(values_BT, mask_BT, total=self._total)
+        mean_return, _ = masked_moments(returns_BT, mask_BT, total=self._total)
         explained, spread = explained_variance(values_BT, returns_BT, mask_BT, self._total)
         self._add_means(mask_BT.sum(), {"value/mean": mean, "value/return_mean": mean_return})
         n_bootstraps = torch.tensor(len(bootstraps), device=bootstraps.device)
@@ -290,12 +289,10 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
 
 class _CriticStep(TrainerCallback):
-    """Step the critic just before the policy's step, when all gradients of the step are accumulated."""
+    """Steps the critic just before the policy's step, when all gradients of the step are accumulated."""
 
     def __init__(self, trainer: EnvPPOTrainer) -> None:
         self._trainer = trainer
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.step_critic()

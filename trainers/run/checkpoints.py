@@ -54,8 +54,8 @@ def trainer_of(checkpoint: str | Path) -> str | None:
         return None
     # The file also names other classes, such as accelerate's `AcceleratorConfig`: look at ours first.
     ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
-    found = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
-    return next((name for name in found if name in TRAINERS), None)
+    kinds = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
+    return next((name for name in kinds if name in TRAINERS), None)
 
 
 def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
@@ -64,10 +64,10 @@ def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
     Raises:
         InvalidConfigError: If another trainer wrote the checkpoint.
     """
-    found = trainer_of(checkpoint)
-    if found is not None and found != trainer:
+    writer = trainer_of(checkpoint)
+    if writer is not None and writer != trainer:
         raise InvalidConfigError(
-            f"{checkpoint} is a checkpoint of {found}, and this is {trainer}: begin a new run with its weights "
+            f"{checkpoint} is a checkpoint of {writer}, and this is {trainer}: begin a new run with its weights "
             f"(as --model, or the trainer's model, without resume_from_checkpoint; another output_dir)."
         )
 
@@ -132,12 +132,12 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
     Raises:
         InvalidConfigError: If the checkpoint is missing or incomplete, or does not match the trainer or adapter.
     """
-    given = args.resume_from_checkpoint
-    if given is None or str(given).lower() in ("false", "no", ""):
+    requested = args.resume_from_checkpoint
+    if requested is None or str(requested).lower() in ("false", "no", ""):
         return None
     there = find_checkpoints(args.output_dir)
     named = f"{args.output_dir} has {', '.join(place.name for place in there)}" if there else "there are none"
-    if str(given).lower() in ("true", "yes"):
+    if str(requested).lower() in ("true", "yes"):
         if not there:
             raise InvalidConfigError(
                 f"resume_from_checkpoint: {args.output_dir} has no checkpoint that was written to its end: leave it "
@@ -145,7 +145,7 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
             )
         checkpoint = there[-1]
     else:
-        checkpoint = Path(str(given))
+        checkpoint = Path(str(requested))
         if not checkpoint.is_dir():
             raise InvalidConfigError(
                 f"resume_from_checkpoint: the folder {checkpoint} does not exist; {named} (true takes the newest)."

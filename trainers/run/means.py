@@ -84,11 +84,6 @@ class LogsMeans(_Trainer):
             before, n_before = self._totals[mode].get(name, (0.0, 0.0))
             self._totals[mode][name] = before + total, n_before + n_items
 
-    def _take_episodes(self, mode: str, totals: Mapping[str, tuple[float, float]]) -> None:
-        """Add the totals of a generation's episodes (`GenerationPlayer.totals`)."""
-        for name, (total, n_items) in totals.items():
-            self._take(mode, f"env/{name}", total, n_items)
-
     def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take over the means that TRL has just appended for a micro-batch.
 

@@ -106,7 +106,7 @@ def _results(logs: Sequence[Mapping[str, Any]]) -> str:
         names = [prefix + name for name in ("env/success", "reward", "env/reward", "env/episodes", "loss")]
         for entry in reversed(logs):
             numbers = {name: entry[name] for name in names if entry.get(name) is not None}  # None: nothing was scored
-            if found := {name.removeprefix(prefix): value for name, value in numbers.items()}:
-                rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in found.items())
+            if results := {name.removeprefix(prefix): value for name, value in numbers.items()}:
+                rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in results.items())
                 return f"{about}, step {entry.get('step', '?')}:\n\n| measure | value |\n|---|---|\n{rows}"
     return "Nothing was logged."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,26 +15,15 @@ from llm_envs.trainers.engines.engine_weights import check_mergeable
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
-    "LOSS_TYPES",
     "as_algorithm",
-    "check_async_generations",
     "check_engine",
     "check_env_kwargs",
-    "check_loss_types",
     "check_scorable",
     "check_values",
     "load_training_tokenizer",
     "training_template",
     "with_split",
 ]
-
-LOSS_TYPES = {
-    "DPO": (
-        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
-        *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
-    ),
-}
-"""Algorithm -> TRL's values of `loss_type`. TRL exports no list, so a test compares these with TRL's documentation."""
 
 
 def check_scorable(model: Any) -> None:
@@ -72,24 +61,22 @@ def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Alg
     return known[value]
 
 
-def check_values(args: Any, *rows: tuple[str, bool, str]) -> None:
+def check_values(args: Any, *rows: tuple[str, bool, str | Collection[str]]) -> None:
     """Reject values that a field's `Literal` lacks, and those for which a row `(name, holds, expected)` does not hold.
+
+    `expected` is a phrase, or the names to choose from.
 
     Raises:
         InvalidConfigError: If there is one.
     """
     choices = {name: get_args(hint) for name, hint in get_type_hints(type(args)).items() if get_origin(hint) is Literal}
-    listed = [(name, getattr(args, name) in known, f"one of {', '.join(known)}") for name, known in choices.items()]
+    listed = [(name, getattr(args, name) in known, known) for name, known in choices.items()]
     for name, holds, expected in (*listed, *rows):
         if not holds:
-            raise InvalidConfigError(f"{name}={getattr(args, name)!r}; it must be {expected}.")
-
-
-def check_async_generations(args: Any) -> None:
-    """Reject generations to play ahead that nothing can play: a model that trains, or actors with older weights."""
-    n, can_play = args.async_generations, args.use_vllm and args.ray is None
-    holds = type(n) is int and (n == 0 or (n > 0 and can_play))
-    check_values(args, ("async_generations", holds, "0 or more, and 0 without use_vllm or with ray"))
+            value, near = getattr(args, name), ""
+            if not isinstance(expected, str):
+                near, expected = did_you_mean(str(value), expected), f"one of {', '.join(expected)}"
+            raise InvalidConfigError(f"{name}={value!r}; it must be {expected}.{near}")
 
 
 def check_engine(args: Any) -> None:
@@ -186,21 +173,3 @@ def training_template(tokenizer: Any) -> str:
             "out; llm-envs doctor shows what the template itself does with earlier turns."
         ) from error
     return str(template or tokenizer.chat_template)
-
-
-def check_loss_types(given: str | Sequence[str], algorithm: str) -> None:
-    """Check the names of losses before training. TRL would reject a wrong name only in the first step.
-
-    Args:
-        given: One loss, or several to sum.
-        algorithm: A key of `LOSS_TYPES`.
-
-    Raises:
-        InvalidConfigError: If TRL has no loss of that name.
-    """
-    known = LOSS_TYPES[algorithm]
-    for name in [given] if isinstance(given, str) else given:
-        if name not in known:
-            raise InvalidConfigError(
-                f"loss_type={name!r}; it must be one of {', '.join(known)}.{did_you_mean(name, known)}"
-            )

@@ -1,5 +1,7 @@
 """Settings without effect: `without` takes away those that never have one, and `refuse_unused` rejects the others.
 
+A setting that is taken away, misspelt or of another version is refused by name (`NamedSettings`).
+
 A case is `(holds, why, names)`. If it holds, none of the named fields has an effect, and `refuse_unused` raises if one
 of them is not at its default. A test checks that each field of TRL's configs is taken away, named in a case, or always
 has an effect.
@@ -11,18 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, field, fields
 from typing import Any, TypeVar
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
 from llm_envs.trainers.engines.servers import SERVER_SETTINGS
 
 __all__ = [
     "SET_BY_ALGORITHM",
     "Case",
+    "NamedSettings",
     "dpo_cases",
     "grpo_cases",
     "is_changed",
     "refuse_unused",
-    "server_cases",
     "without",
 ]
 
@@ -40,14 +42,35 @@ _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "c
 _MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 
 
-def without(*names: str) -> Callable[[type[T]], type[T]]:
+class NamedSettings:
+    """Refuses an argument that a configuration does not have: a mixin before TRL's dataclass."""
+
+    _taken_away: Any = {}
+    """The names that `without` took away, with the reason."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the names.
+
+        Raises:
+            InvalidConfigError: If a name is none of a setting.
+        """
+        kind: Any = cls
+        known = [setting.name for setting in fields(kind) if setting.init]
+        for name in [name for name in kwargs if name not in known]:
+            why = f" TRL's is left out: {kind._taken_away[name]}." if name in kind._taken_away else ""
+            raise InvalidConfigError(f"{cls.__name__} has no setting {name}.{why or did_you_mean(name, known)}")
+        return super().__new__(cls)
+
+
+def without(why: str, *names: str) -> Callable[[type[T]], type[T]]:
     """Take inherited settings away from a dataclass: its arguments and the command line no longer have them.
 
     As attributes they keep their defaults, for TRL's code that reads them. Names that this version of TRL lacks are
-    skipped. Apply it before `dataclass`.
+    skipped. Apply it before `dataclass`. The error of such a setting quotes `why`.
     """
 
-    def change(kind: type[T]) -> type[T]:
+    def change(kind: Any) -> Any:
+        kind._taken_away = kind._taken_away | dict.fromkeys(names, why)
         for name in (name for name in names if hasattr(kind, name)):
             setattr(kind, name, field(default=getattr(kind, name), init=False))
             kind.__annotations__[name] = Any
@@ -80,28 +103,21 @@ def grpo_cases(args: Any) -> list[Case]:
     """Return the cases of `EnvGRPOConfig` that depend only on the config."""
     of_vllm = tuple(setting.name for setting in fields(args) if setting.init and setting.name.startswith("vllm_"))
     aggregation = args.multi_objective_aggregation
+    is_server = args.use_vllm and args.vllm_mode == "server"
+    is_running = is_server and args.vllm_server_urls is not None
+    to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
     return [
         (not args.use_vllm, "use_vllm is False", of_vllm),
-        *server_cases(args),
+        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
+        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
+        (is_running, "vllm_server_urls names running servers", to_start),
+        (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),
         (not args.vllm_importance_sampling_correction, "vllm_importance_sampling_correction is False", _VLLM_WEIGHTS),
         (args.loss_type == "cispo", "loss_type='cispo' has one bound, epsilon_high", ("epsilon", "delta")),
         (not args.beta, "beta is 0", ("use_bias_correction_kl",)),
         (not args.sync_ref_model, "sync_ref_model is False", _MOVING_REFERENCE),
         (aggregation == "normalize_then_sum", f"{aggregation} always scales by group and by batch", ("scale_rewards",)),
         (not args.log_completions, "log_completions is False", ("num_completions_to_print", "log_unique_prompts")),
-    ]
-
-
-def server_cases(args: Any) -> list[Case]:
-    """Return the cases of vLLM servers."""
-    is_server = args.use_vllm and args.vllm_mode == "server"
-    is_running = is_server and args.vllm_server_urls is not None
-    to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
-    return [
-        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
-        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
-        (is_running, "vllm_server_urls names running servers", to_start),
-        (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),
     ]
 
 
@@ -114,11 +130,6 @@ def dpo_cases(args: Any, *, has_selector: bool) -> list[Case]:
     """
     losses = [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type
     return [
-        (
-            True,
-            "pairs are encoded and cut before TRL sees them (see overlong)",
-            ("truncation_mode", "dataset_num_proc"),
-        ),
         (has_selector, "selector chooses the pairs", ("pair_selector", "pairs_per_group", "pair_length_ratio")),
         (args.pair_selector != "random", "pair_selector is not 'random'", ("pairs_per_group",)),
         (args.pair_selector != "length", "pair_selector is not 'length'", ("pair_length_ratio",)),

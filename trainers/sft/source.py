@@ -19,7 +19,7 @@ from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.prompts import read_jsonl
 from llm_envs.types import Trajectory
 
-__all__ = ["first_record", "in_tokens_of", "load_source", "rows_of"]
+__all__ = ["first_record", "in_tokens_of", "load_source", "rows_of", "tools_of", "without_nones"]
 
 logger = logging.getLogger(__name__)
 
@@ -161,15 +161,24 @@ def _encoded(codec: ChatCodec, trajectory: Trajectory) -> Trajectory:
     )
 
 
+def without_nones(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that a table filled with None."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def tools_of(record: Mapping[str, Any]) -> Any:
+    """Return the tools of a conversation, which a table may hold as JSON."""
+    tools = record.get("tools") or ()
+    return json.loads(tools) if isinstance(tools, str) else tools
+
+
 def _conversation(record: Mapping[str, Any], number: int, codec: ChatCodec, history: History) -> Trajectory:
     """Return a conversation as a trajectory. Without a reward it still counts as scored, because somebody chose it."""
     reward = record.get("reward")
-    tools = record.get("tools") or ()
-    tools = json.loads(tools) if isinstance(tools, str) else tools
     return from_messages(
-        [{key: value for key, value in message.items() if value is not None} for message in record["messages"]],
+        [without_nones(message) for message in record["messages"]],
         codec=codec,
-        tools=tools,
+        tools=tools_of(record),
         reward=0.0 if reward is None else float(reward),
         history=history,
         group_id=str(record.get("group_id", number)),

@@ -34,7 +34,7 @@ from llm_envs.trainers.settings.checks import (
     longest_row,
     with_split,
 )
-from llm_envs.trainers.settings.unused import refuse_unused, without
+from llm_envs.trainers.settings.unused import NamedSettings, refuse_unused, without
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
 from llm_envs.types import Trajectory
 
@@ -47,9 +47,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-# Rows are encoded, masked and cut before TRL sees them.
-@without("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode")
-class EnvSFTConfig(SFTConfig):
+@without(
+    "rows are encoded, masked and cut before TRL sees them",
+    *("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode"),
+)
+class EnvSFTConfig(NamedSettings, SFTConfig):
     """TRL's `SFTConfig` with settings for environments."""
 
     env_kwargs: dict[str, Any] | str | None = field(
@@ -208,18 +210,18 @@ def _rows(
     source: str | Path | Dataset | Sequence[Trajectory] | None,
 ) -> list[dict[str, Any]]:
     """Return the rows to train on, from whichever of the two is given."""
-    given: Any = ()
+    loaded: Any = ()
     if env is not None:
         kwargs = check_env_kwargs(args.env_kwargs)
-        given = oracle_trajectories(
+        loaded = oracle_trajectories(
             env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=args.history
         )
     elif source is not None:
-        given = load_source(source, codec, history=args.history)
-    rows = rows_of(given, codec, n_best=args.best_of, min_reward=args.min_reward)
+        loaded = load_source(source, codec, history=args.history)
+    rows = rows_of(loaded, codec, n_best=args.best_of, min_reward=args.min_reward)
     if not rows:
         chosen = "" if args.best_of is args.min_reward is None else f", {args.best_of=}, {args.min_reward=}"
-        raise InvalidConfigError(f"none of {len(given)} trajectories is scored and has tokens to train on{chosen}.")
+        raise InvalidConfigError(f"none of {len(loaded)} trajectories is scored and has tokens to train on{chosen}.")
     return rows
 
 

@@ -26,13 +26,15 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
+from llm_envs.trainers.engines.engines import tokenizer_of, trainer_policy
 from llm_envs.trainers.episodes.advantages import with_advantages
 from llm_envs.trainers.episodes.batches import REWARD_FIELD, batch_from_trl, rollout_output
-from llm_envs.trainers.episodes.items import EpisodeDataset, make_items
+from llm_envs.trainers.episodes.generation import check_room, sampling_of
+from llm_envs.trainers.episodes.items import EpisodeDataset, index_dataset, make_items, name_of
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
-from llm_envs.types import SamplingParams, StopReason, Trajectory
+from llm_envs.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -65,14 +67,7 @@ def episode_dataset(env: Envs, n: int, *, split: str = "train") -> Dataset:
     Returns:
         A data set with the columns `prompt`, `index` and `split`.
     """
-    name = _name(make_items(env, split, n, seed=0, env_kwargs={}))
-    return Dataset.from_dict(
-        {
-            "prompt": [f"{name} {split} #{index}" for index in range(n)],
-            "index": list(range(n)),
-            "split": [split] * n,
-        }
-    )
+    return index_dataset(make_items(env, split, n, seed=0, env_kwargs={}), split)
 
 
 def rollout_func(
@@ -82,9 +77,7 @@ def rollout_func(
     seed: int | None = None,
     limits: RolloutLimits | None = None,
     max_concurrency: int = 128,
-    workers: int = 0,
-    env_servers: Sequence[str] = (),
-    on_trajectory: Callable[[Trajectory], None] | None = None,
+    **collecting: Any,
 ) -> EnvRollout:
     """Return a `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
 
@@ -98,25 +91,15 @@ def rollout_func(
         seed: Run seed, which maps numbers to problems. None: `trainer.args.seed`; `EnvGRPOTrainer` then plays the same
             episodes.
         limits: Limits of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
-        max_concurrency: As for `Collector`.
-        workers: As for `Collector`.
-        env_servers: As for `Collector`.
-        on_trajectory: As for `Collector`: `TrajectoryWriter.write`.
+        max_concurrency: Concurrent episodes.
+        **collecting: Other arguments of `Collector`, such as `workers` or `on_trajectory=TrajectoryWriter(...).write`.
 
     Raises:
         InvalidConfigError: If a setting is wrong.
         UnknownTaskError: If no environment has the id.
     """
-    return EnvRollout(
-        env,
-        env_kwargs=env_kwargs,
-        seed=seed,
-        limits=limits,
-        max_concurrency=max_concurrency,
-        workers=workers,
-        env_servers=env_servers,
-        on_trajectory=on_trajectory,
-    )
+    collecting["max_concurrency"] = max_concurrency
+    return EnvRollout(env, env_kwargs=env_kwargs, seed=seed, limits=limits, **collecting)
 
 
 def algorithm_advantages(
@@ -183,7 +166,7 @@ class EnvRollout:
         self._policy.weight_version = trainer.state.global_step
         groups = self._collector.play(self._specs(prompts, trainer))
         self.last_trajectories = played = [trajectory for group in groups for trajectory in group]
-        pad_id: Any = _tokenizer(trainer).pad_token_id
+        pad_id: Any = tokenizer_of(trainer).pad_token_id
         output = rollout_output(played, pad_id=int(pad_id), mask_truncated=trainer.mask_truncated_completions)
         return output | _columns(played)
 
@@ -205,17 +188,13 @@ class EnvRollout:
         self._items = {}
         self._policy = _policy(trainer, self._collecting["max_concurrency"])
         max_completion = int(args.max_completion_length or 256)
-        if max_completion >= self._policy.max_model_len:
-            raise InvalidConfigError(
-                f"max_completion_length={max_completion} leaves no room for a prompt in the model's context of "
-                f"{self._policy.max_model_len} tokens: lower it."
-            )
+        check_room(max_completion, self._policy)
         thinking = (args.chat_template_kwargs or {}).get("enable_thinking")
         self._collector = Collector(
             self._items_of("train", seed).source,
             self._policy,
-            codec=ChatCodec(_tokenizer(trainer), thinking=thinking),
-            sampling=_sampling(args, self._limits.max_turn_tokens or max_completion, thinking),
+            codec=ChatCodec(tokenizer_of(trainer), thinking=thinking),
+            sampling=sampling_of(args, self._limits.max_turn_tokens or max_completion, thinking=thinking),
             limits=replace(self._limits, max_completion_tokens=max_completion),
             seed=seed,
             progress=False,
@@ -249,15 +228,15 @@ class EnvRollout:
         return specs
 
     def _spec(self, prompt: Any, group_id: str) -> EpisodeSpec:
-        found = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
-        items = None if found is None else self._items_of(found["split"], self._run_seed)
-        if found is None or items is None or _name(items) != found["name"]:
-            name = _name(self._items_of("train", self._run_seed))
+        parts = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
+        items = None if parts is None else self._items_of(parts["split"], self._run_seed)
+        if parts is None or items is None or name_of(items) != parts["name"]:
+            name = name_of(self._items_of("train", self._run_seed))
             raise InvalidConfigError(
                 f"the prompt {prompt!r:.200} is of no episode of {name}: give the trainer "
                 f"train_dataset=episode_dataset({name!r}, n), and rollout_func the same environments."
             )
-        return items.spec(int(found["index"]), group_id)
+        return items.spec(int(parts["index"]), group_id)
 
 
 def env_reward(
@@ -350,31 +329,5 @@ def _policy(trainer: GRPOTrainer, max_batch_size: int) -> TransformersPolicy | V
         for name, value in wanted.items():
             if getattr(args, name) != value:
                 raise InvalidConfigError(f"{name}={getattr(args, name)!r} is not supported here: set {name}={value!r}.")
-        return VLLMEnginePolicy(trainer.vllm_generation.llm, _tokenizer(trainer))
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise InvalidConfigError(
-            "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
-            "and episodes end at different turns: set use_vllm=True."
-        )
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, _tokenizer(trainer), max_batch_size=max_batch_size)
-
-
-def _sampling(args: Any, max_new_tokens: int, thinking: bool | None) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k or 0,
-        min_p=args.min_p or 0.0,
-        repetition_penalty=args.repetition_penalty,
-        thinking=thinking,
-    )
-
-
-def _tokenizer(trainer: GRPOTrainer) -> Any:
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-
-
-def _name(items: EpisodeDataset) -> str:
-    return "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
+        return VLLMEnginePolicy(trainer.vllm_generation.llm, tokenizer_of(trainer))
+    return trainer_policy(trainer, max_batch_size)

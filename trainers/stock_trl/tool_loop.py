@@ -94,7 +94,7 @@ def environment_factory(env: Envs, *, env_kwargs: Mapping[str, Any] | None = Non
         _check_tool(probe, schema["name"])
         members[schema["name"]] = _method(schema, partial(_write_call, schema["name"]))
     if not schemas and not _is_single_turn(probe):
-        members["act"] = _method(_ACT, _said)
+        members["act"] = _method(_ACT, _as_text)
     name, doc = type(probe.unwrapped).__name__, f"{_maker(env, 'train', env_kwargs).env_id} for TRL's tool loop."
     probe.close()
 
@@ -202,7 +202,7 @@ _ACT: Mapping[str, Any] = {
 }
 
 
-def _said(text: str) -> str:
+def _as_text(text: str) -> str:
     return text
 
 
@@ -254,12 +254,12 @@ def _hint(kind: Mapping[str, Any]) -> Any:
     options = kind.get("anyOf") or kind.get("oneOf")
     if options:
         return Union[tuple(_hint(option) for option in options)]  # noqa: UP007 - of a tuple
-    given = kind.get("type")
-    if isinstance(given, list):
-        return Union[tuple(_hint({**kind, "type": one}) for one in given)]  # noqa: UP007
-    if given == "array":
+    names = kind.get("type")
+    if isinstance(names, list):
+        return Union[tuple(_hint({**kind, "type": one}) for one in names)]  # noqa: UP007
+    if names == "array":
         return list[_hint(kind["items"])] if kind.get("items") else list  # type: ignore[misc]
-    return _TYPES.get(str(given), Any)
+    return _TYPES.get(str(names), Any)
 
 
 def _check_tool(env: Any, name: str) -> None:

@@ -230,8 +230,8 @@ def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</thi
         raise InvalidConfigError(f"opening={opening!r}, closing={closing!r}: a marker cannot be empty.")
     thoughts: list[str] = []
     content: list[str] = []
-    head, found, rest = text.partition(closing)
-    if opening != closing and found and opening not in head:
+    head, tag, rest = text.partition(closing)
+    if opening != closing and tag and opening not in head:
         thoughts.append(head.strip())
         text = rest
     position = 0

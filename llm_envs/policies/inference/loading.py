@@ -96,9 +96,9 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     places = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
-    given = [f"{name}={value!r}" for name, value in places.items() if value is not None]
-    if len(given) > 1:
-        raise InvalidConfigError(f"{' and '.join(given)} exclude each other: give at most one of them.")
+    chosen = [f"{name}={value!r}" for name, value in places.items() if value is not None]
+    if len(chosen) > 1:
+        raise InvalidConfigError(f"{' and '.join(chosen)} exclude each other: give at most one of them.")
     if merge_adapter and adapter is None:
         raise InvalidConfigError("merge_adapter=True without an adapter: give adapter=FOLDER.")
     if tensor_parallel is not None and loader is None and "WORLD_SIZE" not in os.environ:
@@ -136,16 +136,16 @@ def context_length(model: PreTrainedModel | PretrainedConfig) -> int:
     """Return how many tokens the positions of a model, or of its configuration, allow; 1,000,000 if unlimited."""
     own: Any = getattr(model, "config", model)
     config = own.get_text_config()
-    found = [int(value) for name in _CONTEXT_NAMES if (value := getattr(config, name, None))]
-    return found[0] if found else _NO_LIMIT
+    lengths = [int(value) for name in _CONTEXT_NAMES if (value := getattr(config, name, None))]
+    return lengths[0] if lengths else _NO_LIMIT
 
 
 def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """Return the ids that end a text in the model's own generation settings; empty if it has none."""
     for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
-        found = getattr(settings, "eos_token_id", None)
-        if found is not None:
-            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+        ids = getattr(settings, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
     return ()
 
 

@@ -110,20 +110,20 @@ class PrefixCache:
         Returns:
             The batch, and the logits of the next tokens, shape (B, V).
         """
-        found = [self.find(prompt) for prompt in prompts]
-        is_new = [2 * (len(f.ids) if f else 0) < len(prompt) for f, prompt in zip(found, prompts, strict=True)]
+        prefixes = [self.find(prompt) for prompt in prompts]
+        is_new = [2 * (len(f.ids) if f else 0) < len(prompt) for f, prompt in zip(prefixes, prompts, strict=True)]
         new = [place for place, flag in enumerate(is_new) if flag]
         if self._is_of_use and (prefix := self._read_shared(model, [prompts[place] for place in new])) is not None:
             for place in new:
-                known = found[place]
+                known = prefixes[place]
                 if known is None or len(known.ids) < len(prefix.ids):
-                    found[place] = prefix
+                    prefixes[place] = prefix
         # All rows of a batch read as many tokens as its newest: those that are mostly known are another batch.
         parts = [[p for p, flag in enumerate(is_new) if flag is kind] for kind in (False, True)]
         batches, logits = [], []
         for part in filter(None, parts):
             batch = PaddedBatch([prompts[place] for place in part], model.device)
-            logits.append(batch.read_on(model, [found[place] for place in part]))
+            logits.append(batch.read_on(model, [prefixes[place] for place in part]))
             batches.append(batch)
         if len(batches) < 2:
             return batches[0], logits[0]

@@ -54,11 +54,11 @@ def read_tensors(folder: str | Path, names: Iterable[str]) -> list[tuple[str, An
     """Return some tensors of a folder's `*.safetensors`, by name."""
     from safetensors import safe_open
 
-    wanted, found = set(names), []
+    wanted, tensors = set(names), []
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            found += [(name, file.get_tensor(name)) for name in file.keys() if name in wanted]  # noqa: SIM118
-    return found
+            tensors += [(name, file.get_tensor(name)) for name in file.keys() if name in wanted]  # noqa: SIM118
+    return tensors
 
 
 def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
@@ -92,24 +92,24 @@ def _headers(folder: str | Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
+def check_same_tensors(sent: Shapes, expected: Shapes, where: str) -> None:
     """Check that a checkpoint has the tensors of a model; an output layer tied to the embedding may be missing.
 
     Args:
-        given: Names and shapes of the new checkpoint.
+        sent: Names and shapes of the new checkpoint.
         expected: Names and shapes of the served model.
         where: Name of the new checkpoint in the message.
 
     Raises:
         ModelError: If a name is missing or unknown, or a shape differs. The message has the first few of each.
     """
-    missing = sorted(name for name in expected.keys() - given.keys() if not name.endswith("lm_head.weight"))
-    unknown = sorted(name for name in given.keys() - expected.keys() if not name.endswith("lm_head.weight"))
-    differing = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
+    missing = sorted(name for name in expected.keys() - sent.keys() if not name.endswith("lm_head.weight"))
+    unknown = sorted(name for name in sent.keys() - expected.keys() if not name.endswith("lm_head.weight"))
+    differing = sorted(name for name in sent.keys() & expected.keys() if sent[name] != expected[name])
     complaints = [
         f"{len(names)} {what}: {names[:3]}" for what, names in (("missing", missing), ("unknown", unknown)) if names
     ]
-    complaints += [f"{name} has shape {given[name]}, the model's is {expected[name]}" for name in differing[:3]]
+    complaints += [f"{name} has shape {sent[name]}, the model's is {expected[name]}" for name in differing[:3]]
     if complaints:
         raise ModelError(
             f"the weights in {where} differ from the served model's: {'; '.join(complaints)}. Nothing was changed. "
@@ -134,10 +134,10 @@ def n_vocabulary(name_or_path: str) -> int:
     folder = find_checkpoint(name_or_path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
-        found = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", 0))
+        size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size", 0))
     except (OSError, ValueError, AttributeError):  # the server has loaded it; here it is only needed for a bound
         return 0
-    return found if isinstance(found, int) else 0
+    return size if isinstance(size, int) else 0
 
 
 def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, like: Path | None) -> None:

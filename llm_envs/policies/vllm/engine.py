@@ -406,16 +406,16 @@ class VLLMEnginePolicy:
                 self._refuse(request, error)
                 continue
             self._open[request.id] = request
-        found = [self._open[request_id] for request_id in interrupted & self._open.keys()]
+        requests = [self._open[request_id] for request_id in interrupted & self._open.keys()]
         answers = [
             _with_changes(sampled_so_far(self._engine, request.id, request.weight_version), request)
-            for request in found
+            for request in requests
         ]
         ended = cancelled | interrupted
         aborted = [request_id for request_id in ended if self._open.pop(request_id, None) is not None]
         if aborted:
             self._engine.abort_request(aborted)
-        for request, sampled in zip(found, answers, strict=True):  # the engine no longer has these requests
+        for request, sampled in zip(requests, answers, strict=True):  # the engine no longer has these requests
             _resolve(request, partial(request.answer.set_result, sampled))
 
     @staticmethod

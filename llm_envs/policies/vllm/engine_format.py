@@ -57,12 +57,12 @@ def to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
     """Return an answer as a turn."""
     output = request.outputs[0]
     ids = list(output.token_ids)
-    found: Any = output.logprobs
-    if found is None or found.token_ids != ids:
+    listed: Any = output.logprobs
+    if listed is None or listed.token_ids != ids:
         raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
     return Sampled(
         token_ids=np.array(ids, dtype=np.int32),
-        logps=np.array(found.logprobs, dtype=np.float32),
+        logps=np.array(listed.logprobs, dtype=np.float32),
         finish_reason=finish_reason(output.finish_reason, output.stop_reason),
         weight_version=weight_version,
     )
@@ -95,17 +95,17 @@ def to_logps(
 
     Each position has the given token first, followed by all tokens if the full vocabulary was requested.
     """
-    found: Any = request.prompt_logprobs
-    if found is None or len(found) != len(ids):
-        raise RuntimeError(f"vLLM returned {len(found or ())} log-probabilities for {len(ids)} given tokens.")
+    listed: Any = request.prompt_logprobs
+    if listed is None or len(listed) != len(ids):
+        raise RuntimeError(f"vLLM returned {len(listed or ())} log-probabilities for {len(ids)} given tokens.")
     out = np.zeros(len(ids), np.float32)
     for place in range(1, len(ids)):
-        tokens = found.token_ids[found.start_indices[place] : found.end_indices[place]]
-        logps = np.array(found.logprobs[found.start_indices[place] : found.end_indices[place]])
-        given = logps[tokens.index(int(ids[place]))] / temperature
+        tokens = listed.token_ids[listed.start_indices[place] : listed.end_indices[place]]
+        logps = np.array(listed.logprobs[listed.start_indices[place] : listed.end_indices[place]])
+        logp = logps[tokens.index(int(ids[place]))] / temperature
         if temperature != 1:
             _, every = np.unique(tokens, return_index=True)  # the given token occurs twice there
             scaled = logps[every] / temperature
-            given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
-        out[place] = given
+            logp -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
+        out[place] = logp
     return out

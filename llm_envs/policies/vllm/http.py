@@ -19,10 +19,10 @@ __all__ = [
     "RetryableError",
     "bearer",
     "check_url",
+    "error_text",
     "import_httpx",
     "is_local",
     "read_answer",
-    "said_by",
     "without_key",
 ]
 
@@ -190,7 +190,7 @@ def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) ->
                 f"{url} answered {status} with {text[:80]!r}, which is not JSON ({error}): check that this is the "
                 "address of a model server or chat API, and not of another page."
             ) from error
-    _raise(verdict, f"{url} answered {status}: {said_by(text)}", status, retry_after_s(headers))
+    _raise(verdict, f"{url} answered {status}: {error_text(text)}", status, retry_after_s(headers))
 
 
 def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -> NoReturn:
@@ -207,7 +207,7 @@ def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -
     raise InvalidConfigError(message)
 
 
-def said_by(text: str) -> str:
+def error_text(text: str) -> str:
     """Return the error message from any of the formats that servers use."""
     try:
         data = read_json(text)

@@ -291,8 +291,8 @@ def last_error(log: Path) -> str:
     errors = [i for i, line in enumerate(lines) if _ERROR.match(line)]
     first_hand = [i for i in errors if not any(words in lines[i].lower() for words in _SECOND_HAND)]
     at = (first_hand or errors or [max(0, len(lines) - 3)])[-1]
-    found = "\n".join(takewhile(lambda line: not line.startswith(_NEW_TRACEBACK), lines[at : at + 4]))
-    return found[:2000] or "it wrote nothing"
+    shown = "\n".join(takewhile(lambda line: not line.startswith(_NEW_TRACEBACK), lines[at : at + 4]))
+    return shown[:2000] or "it wrote nothing"
 
 
 def _free_ports(n: int) -> list[int]:

@@ -155,7 +155,7 @@ def _logps_of(choice: Answer, ids: Sequence[int]) -> npt.NDArray[np.float32]:
     if len(entries) != len(ids):
         raise listed.wrong(f"a list of {len(ids)}, one for each token")
     # An entry is `{"id": {"logprob": ...}}`; the first is None, since nothing comes before the first token.
-    found = [entry[str(token)]["logprob"].value for entry, token in zip(entries[1:], ids[1:], strict=True)]
+    values = [entry[str(token)]["logprob"].value for entry, token in zip(entries[1:], ids[1:], strict=True)]
     # Unlike a sampled token, a given one may be impossible: only its upper bound is known.
-    logps = Answer(choice.url, found, f"{listed.field}: logprob").logps(len(ids) - 1, least=-sys.float_info.max)
+    logps = Answer(choice.url, values, f"{listed.field}: logprob").logps(len(ids) - 1, least=-sys.float_info.max)
     return np.array([np.nan, *logps], dtype=np.float32)

@@ -271,8 +271,8 @@ class VLLMServerPolicy:
     async def count_preemptions(self) -> int:
         """Return how many turns the servers have preempted since they started; one that does not answer counts 0."""
         pages = [self._clients.get(f"{endpoint.url}/metrics", self.health_s) for endpoint in self._endpoints]
-        found = [_PREEMPTIONS.findall(page or "") for page in await asyncio.gather(*pages)]
-        return sum(int(float(number)) for numbers in found for number in numbers)
+        counts = [_PREEMPTIONS.findall(page or "") for page in await asyncio.gather(*pages)]
+        return sum(int(float(number)) for numbers in counts for number in numbers)
 
     async def aclose(self) -> None:
         """Close the connections, which aborts running requests. The servers belong to their owner."""
@@ -336,8 +336,8 @@ class VLLMServerPolicy:
 
     async def _with_changes(self, endpoint: ServerState, answer: Answer, sampled: Sampled) -> Sampled:
         """Return a turn with the versions that its server's worker has noted for it."""
-        asked = {"method": "llm_envs_versions", "args": [answer["id"].text()]}
-        answered = await self._clients.post(f"{endpoint.url}/collective_rpc", asked)
+        body = {"method": "llm_envs_versions", "args": [answer["id"].text()]}
+        answered = await self._clients.post(f"{endpoint.url}/collective_rpc", body)
         noted = [change.items(least=2) for change in answered["results"].items()[0].items(least=0)]
         changes = [(n_tokens.whole(), version_of(tag.text())) for n_tokens, tag in noted]
         versions = spans_of_changes(sampled.weight_version, changes, len(sampled.token_ids))

@@ -37,13 +37,13 @@ __all__ = [
     "check_transport",
     "make_transfer",
     "transfer_args",
-    "warn_of_whole",
+    "warn_of_slow_transport",
 ]
 
 GROUP_TRANSPORTS = ("nccl", "gloo")
 TRANSPORTS = ("checkpoint", "delta", *GROUP_TRANSPORTS)
 """How new weights reach servers."""
-MAX_WHOLE = 16
+MAX_CHECKPOINT_SERVERS = 16
 """Servers for full checkpoints. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
 (docs/results/scale.md)."""
 
@@ -65,9 +65,9 @@ def transfer_args(transport: str) -> list[str]:
     return ["--weight-transfer-config", f'{{"backend": "{transport}"}}']
 
 
-def warn_of_whole(transport: str, n_servers: int) -> None:
+def warn_of_slow_transport(transport: str, n_servers: int) -> None:
     """Warn if full checkpoints go to so many servers that reading them holds a training up."""
-    if transport == "checkpoint" and n_servers > MAX_WHOLE:
+    if transport == "checkpoint" and n_servers > MAX_CHECKPOINT_SERVERS:
         warnings.warn(
             f"after each step {n_servers} servers read all weights, and the trainer waits. Set vllm_transport='delta', "
             "which sends what has changed, or 'nccl' where the trainer has a GPU.",
@@ -136,11 +136,11 @@ class WeightTransfer:
                 f"{facts.url} runs on a CPU, and transport='nccl' needs GPUs. Use 'checkpoint', 'delta' or 'gloo'."
             )
         option, config = transfer_args(self.backend)
-        found, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)
-        if found != wanted:
+        actual, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)
+        if actual != wanted:
             raise ModelError(
                 f"{facts.url} takes no weights by {self.backend!r}: its weight transfer and worker extension are "
-                f"{found}, not {wanted}. Start it as: {SERVE_COMMAND.format(model=facts.root)} {option} '{config}' "
+                f"{actual}, not {wanted}. Start it as: {SERVE_COMMAND.format(model=facts.root)} {option} '{config}' "
                 f"--worker-extension-cls {EXTENSION}"
             )
 
@@ -319,9 +319,9 @@ class _Tensors:
             yield name, value.to(self.device)
 
 
-def _address(given: str | None, urls: Sequence[str]) -> tuple[str, int]:
+def _address(text: str | None, urls: Sequence[str]) -> tuple[str, int]:
     """Return the host and port at which this process waits for the workers."""
-    host, _, port = (given or "").partition(":")
+    host, _, port = (text or "").partition(":")
     elsewhere = [urlsplit(url) for url in urls if not is_local(url)]
     if not host and not elsewhere:
         host = "127.0.0.1"

@@ -96,10 +96,10 @@ class WorkerExtension:
         Args:
             request_id: The `id` of the server's answer. It must not be older than one more change.
         """
-        found = (
+        matching = (
             changes for names in self.llm_envs_changes for name, changes in names.items() if name.startswith(request_id)
         )
-        return next(found, [])
+        return next(matching, [])
 
 
 def _delta(delta: dict[str, str]) -> bytes:

@@ -94,8 +94,8 @@ class _Host:
         return env_attribute(self._env.unwrapped if is_base else self._env, name, _ABSENT)
 
     def _shown(self, *names: str) -> dict[str, Any]:
-        found = {name: env_attribute(self._env, name, _ABSENT) for name in names}
-        return {name: value for name, value in found.items() if value is not _ABSENT}
+        values = {name: env_attribute(self._env, name, _ABSENT) for name in names}
+        return {name: value for name, value in values.items() if value is not _ABSENT}
 
 
 def _as_dict(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,11 +182,11 @@ class EnvRunner:
 
     async def open(self) -> Env:
         """Make the environment."""
-        given = self._given
-        if isinstance(given, gym.Env):
-            self._env = given
+        target = self._given
+        if isinstance(target, gym.Env):
+            self._env = target
         else:
-            if self._limit_s is not None or getattr(given, "blocking", False) is True:
+            if self._limit_s is not None or getattr(target, "blocking", False) is True:
                 self._thread = _threads.take()
             await self.call("env.make", self._make)
         # An instance may declare `blocking` where its class does not, and a given instance was not asked yet.

@@ -154,9 +154,9 @@ def by_value(target: Any) -> Any:
     if isinstance(target, EnvSpec) and isinstance(target.entry_point, str):
         module, _, name = target.entry_point.partition(":")
         if module == "__main__":
-            found = getattr(__import__("__main__"), name, None)
-            if found is not None:
-                return replace(target, entry_point=found)
+            factory = getattr(__import__("__main__"), name, None)
+            if factory is not None:
+                return replace(target, entry_point=factory)
     return target
 
 

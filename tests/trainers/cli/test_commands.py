@@ -37,9 +37,9 @@ from llm_envs.trainers.cli.commands import KINDS, TRAININGS, GRPOArguments, grpo
 from llm_envs.trainers.cli.commands import main as run
 from llm_envs.trainers.cli.parser import EXAMPLES, TrainingParser, parse
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
+from llm_envs.trainers.dpo.config import LOSS_TYPES
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO
 from llm_envs.trainers.functional.kl import k1
-from llm_envs.trainers.settings.checks import LOSS_TYPES
 
 gym.register("test/Dense-v0", DenseEnv)
 
@@ -485,7 +485,7 @@ def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
         EnvGRPOConfig(loss_type="dapoo")
     text = EnvDPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
     (listed,) = re.findall(r"Possible values are:? (.*?)\.(?: [A-Z']|$)", text)
-    assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES["DPO"])
+    assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES)
 
 
 def test_a_batch_that_makes_no_whole_groups_is_explained(write, capsys):

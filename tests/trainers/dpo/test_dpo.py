@@ -459,7 +459,7 @@ def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
             settings(**{name: value})
     with pytest.raises(InvalidConfigError, match="use EnvDPOConfig"):
         make(source=played, args=DPOConfig(output_dir="x", bf16=False))
-    with pytest.raises(InvalidConfigError, match="train_dataset: EnvDPOTrainer makes these"):
+    with pytest.raises(InvalidConfigError, match=r"source=.* not from train_dataset"):
         make(source=played, train_dataset=None)
     text = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
     with pytest.raises(InvalidConfigError, match="prompt, chosen, rejected must be lists of messages"):

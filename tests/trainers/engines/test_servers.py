@@ -6,7 +6,7 @@ import pytest
 from accelerate import Accelerator
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.vllm.transfer import MAX_WHOLE, warn_of_whole
+from llm_envs.policies.vllm.transfer import MAX_CHECKPOINT_SERVERS, warn_of_slow_transport
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig
 from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
@@ -14,11 +14,11 @@ from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 
 def test_whole_weights_for_many_servers_are_warned_of():
     with pytest.warns(UserWarning, match=r"17 servers read all weights.* vllm_transport='delta'.* 'nccl'"):
-        warn_of_whole("checkpoint", MAX_WHOLE + 1)
+        warn_of_slow_transport("checkpoint", MAX_CHECKPOINT_SERVERS + 1)
     with warnings.catch_warnings(action="error"):
-        warn_of_whole("checkpoint", MAX_WHOLE)
+        warn_of_slow_transport("checkpoint", MAX_CHECKPOINT_SERVERS)
         for transport in ("delta", "nccl", "gloo"):
-            warn_of_whole(transport, 1000)
+            warn_of_slow_transport(transport, 1000)
 
 
 @pytest.mark.parametrize(

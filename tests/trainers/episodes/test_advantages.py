@@ -43,11 +43,11 @@ def never_ends(*given):
     ],
 )
 def test_a_function_that_never_ends_is_named(changes, what):
-    credit = score_episodes([episode([0.0, 1.0], member) for member in range(2)], RewardSettings(), {})
-    batch = make_batch(credit, pad_id=0)
+    episodes = score_episodes([episode([0.0, 1.0], member) for member in range(2)], RewardSettings(), {})
+    batch = make_batch(episodes, pad_id=0)
     with pytest.raises(TimeLimitError, match=what):
-        with_advantages(batch, dataclasses.replace(GIGPO, **changes), credit, limit_s=0.2)
-    assert with_advantages(batch, GRPO, credit, limit_s=60.0)[0].advantages.tolist() == [0.0, 0.0]
+        with_advantages(batch, dataclasses.replace(GIGPO, **changes), episodes, limit_s=0.2)
+    assert with_advantages(batch, GRPO, episodes, limit_s=60.0)[0].advantages.tolist() == [0.0, 0.0]
 
 
 def test_turns_have_places_and_absent_ones_are_nan():

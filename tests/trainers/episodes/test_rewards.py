@@ -44,10 +44,10 @@ FAILED = episode([1.0], member=9, status="errored", is_success=None)
 
 
 def test_the_reward_is_the_only_column_without_settings():
-    credit = score_episodes([episode([0.25, 0.5]), FAILED], RewardSettings(), {})
-    assert credit.columns == {"reward": (0.75, None)} and credit.weights == {"reward": 1.0}
-    assert [part.tolist() for part in credit.turn_rewards] == [[0.25, 0.5], []]
-    assert credit.rewards[0] == 0.75 and np.isnan(credit.rewards[1])
+    episodes = score_episodes([episode([0.25, 0.5]), FAILED], RewardSettings(), {})
+    assert episodes.columns == {"reward": (0.75, None)} and episodes.weights == {"reward": 1.0}
+    assert [part.tolist() for part in episodes.turn_rewards] == [[0.25, 0.5], []]
+    assert episodes.rewards[0] == 0.75 and np.isnan(episodes.rewards[1])
 
 
 def test_components_reward_functions_and_shaping_are_columns_of_their_own():
@@ -58,13 +58,13 @@ def test_components_reward_functions_and_shaping_are_columns_of_their_own():
         components=True,
         weights={"short": 0.5},
     )
-    credit = score_episodes([episode([0.1, 1.05], components=parts)], settings, {"right": 1.0, "form": 0.1})
-    assert credit.columns == {"right": (1.0,), "form": (1.5,), "short": (-2.0,), "shaping/cost": (-0.2,)}
-    assert credit.weights == {"right": 1.0, "form": 0.1, "short": 0.5, "shaping/cost": 1.0}
+    episodes = score_episodes([episode([0.1, 1.05], components=parts)], settings, {"right": 1.0, "form": 0.1})
+    assert episodes.columns == {"right": (1.0,), "form": (1.5,), "short": (-2.0,), "shaping/cost": (-0.2,)}
+    assert episodes.weights == {"right": 1.0, "form": 0.1, "short": 0.5, "shaping/cost": 1.0}
     # By turn: 0.1·1 − 0.1, and 1 + 0.1·0.5 − 0.1 with 0.5·(−2) at the end.
-    assert credit.turn_rewards[0].tolist() == pytest.approx([0.0, -0.05])
-    weighted = sum(weight * credit.columns[name][0] for name, weight in credit.weights.items())
-    assert credit.rewards[0] == pytest.approx(weighted)
+    assert episodes.turn_rewards[0].tolist() == pytest.approx([0.0, -0.05])
+    weighted = sum(weight * episodes.columns[name][0] for name, weight in episodes.weights.items())
+    assert episodes.rewards[0] == pytest.approx(weighted)
 
 
 def test_the_tasks_own_reward_may_count_nothing():
@@ -78,43 +78,45 @@ def test_what_a_reward_function_cannot_score_is_unscored_and_no_zero():
             raise JudgeError("the judge is away")
         return 1.0
 
-    credit = score_episodes([episode([0.5]), episode([0.5], member=1)], RewardSettings(reward_fns={"judge": judge}), {})
-    assert credit.columns == {"reward": (0.5, None), "judge": (1.0, None)}
-    assert credit.trajectories[1].status == "unscored"
-    assert credit.trajectories[1].metadata["unscored_because"] == "judge: JudgeError: the judge is away"
-    assert np.isnan(credit.rewards[1])
+    episodes = score_episodes(
+        [episode([0.5]), episode([0.5], member=1)], RewardSettings(reward_fns={"judge": judge}), {}
+    )
+    assert episodes.columns == {"reward": (0.5, None), "judge": (1.0, None)}
+    assert episodes.trajectories[1].status == "unscored"
+    assert episodes.trajectories[1].metadata["unscored_because"] == "judge: JudgeError: the judge is away"
+    assert np.isnan(episodes.rewards[1])
 
 
 def test_an_aggregate_replaces_the_sum_and_the_parts_stay_to_be_seen():
     gated = create_gated("safe", 0.5)
     settings = RewardSettings(reward_fns={"safe": lambda t: float(t.member)}, aggregate=gated)
-    credit = score_episodes([episode([2.0]), episode([2.0], member=1)], settings, {})
-    assert credit.columns["aggregate"] == (0.0, 3.0)
-    assert credit.weights == {"reward": 0.0, "safe": 0.0, "aggregate": 1.0}
-    assert credit.rewards.tolist() == [0.0, 3.0]
+    episodes = score_episodes([episode([2.0]), episode([2.0], member=1)], settings, {})
+    assert episodes.columns["aggregate"] == (0.0, 3.0)
+    assert episodes.weights == {"reward": 0.0, "safe": 0.0, "aggregate": 1.0}
+    assert episodes.rewards.tolist() == [0.0, 3.0]
 
 
 def test_z_scores_of_columns_are_weighted_after_they_are_taken():
     """By hand: in group a both columns have the z-scores -1/sqrt(2) and 1/sqrt(2), at opposite ends."""
     second = {0: 5.0, 1: 1.0, 2: 7.0}
-    episodes = [episode([r], m, g) for r, m, g in [(1, 0, "a"), (3, 1, "a"), (9, 2, "b")]]
+    played = [episode([r], m, g) for r, m, g in [(1, 0, "a"), (3, 1, "a"), (9, 2, "b")]]
     settings = RewardSettings(
         reward_fns={"other": lambda t: second[t.member]}, aggregate="z_score", weights={"other": 3.0}
     )
-    credit = score_episodes([*episodes, FAILED], settings, {})
+    episodes = score_episodes([*played, FAILED], settings, {})
     z = 2**0.5 / (2 + 1e-4 * 2**0.5), 2 * 2**0.5 / (4 + 1e-4 * 2**0.5)
-    assert credit.columns["aggregate"][:2] == pytest.approx((-z[0] + 3 * z[1], z[0] - 3 * z[1]), rel=1e-3)
-    assert credit.columns["aggregate"][2:] == (0.0, None)
+    assert episodes.columns["aggregate"][:2] == pytest.approx((-z[0] + 3 * z[1], z[0] - 3 * z[1]), rel=1e-3)
+    assert episodes.columns["aggregate"][2:] == (0.0, None)
 
 
 def test_pareto_compares_inside_the_group():
     """In group a the second is dominated by both; in group b none dominates another."""
     second = {(0, "a"): 1.0, (1, "a"): 0.0, (2, "a"): 2.0, (0, "b"): 0.0, (1, "b"): 1.0}
-    episodes = [episode([r], m, g) for r, m, g in [(3, 0, "a"), (1, 1, "a"), (2, 2, "a"), (1, 0, "b"), (0, 1, "b")]]
+    played = [episode([r], m, g) for r, m, g in [(3, 0, "a"), (1, 1, "a"), (2, 2, "a"), (1, 0, "b"), (0, 1, "b")]]
     settings = RewardSettings(reward_fns={"other": lambda t: second[t.member, t.group_id]}, aggregate="pareto")
-    credit = score_episodes([*episodes, FAILED], settings, {})
-    assert credit.columns["aggregate"] == (1.0, 0.5, 1.0, 1.0, 1.0, None)
-    ranked = score_episodes(episodes, dataclasses.replace(settings, aggregate="relative"), {})
+    episodes = score_episodes([*played, FAILED], settings, {})
+    assert episodes.columns["aggregate"] == (1.0, 0.5, 1.0, 1.0, 1.0, None)
+    ranked = score_episodes(played, dataclasses.replace(settings, aggregate="relative"), {})
     assert ranked.columns["aggregate"] == (0.75, 0.0, 0.75, 0.5, 0.5)  # means of the ranks of two parts
 
 
@@ -140,8 +142,8 @@ def test_settings_that_cannot_be_meant(settings, match):
 def test_a_weight_whose_column_does_not_occur_has_no_effect():
     """Only some episodes have the column of one task of a mixture, or of a function that returns other names."""
     parts = RewardSettings(components=True, weights={"other": 2.0})
-    credit = score_episodes([episode([1.0], components=[{"right": 1.0}])], parts, {"right": 1.0, "other": 1.0})
-    assert credit.columns == {"right": (1.0,)} and credit.rewards.tolist() == [1.0]
+    episodes = score_episodes([episode([1.0], components=[{"right": 1.0}])], parts, {"right": 1.0, "other": 1.0})
+    assert episodes.columns == {"right": (1.0,)} and episodes.rewards.tolist() == [1.0]
     named = RewardSettings(reward_fns={"f": lambda t: {"ab"[t.member]: 1.0}}, weights={"reward": 0.0, "a": 2.0})
     first, second = (score_episodes([episode([1.0], member)], named, {}) for member in range(2))
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([2.0], [1.0])

@@ -16,10 +16,9 @@ from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
-from llm_envs.trainers.forward.filtered import unfiltered_logps
+from llm_envs.trainers.forward.filtered import unfiltered_logps, without_filters
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration, training_step
-from llm_envs.trainers.loop.batch import without_filters
 from llm_envs.trainers.loop.run import _prepared
 from llm_envs.types import SamplingParams, TrajectoryGroup
 

@@ -205,8 +205,8 @@ def test_what_is_missing_is_named():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"normalisation": "mean"}, "normalisation is 'mean'; it must be 'token', "),
-        ({"kl_in": "critic"}, "kl_in is 'critic'; it must be 'loss', 'reward' or 'advantage'"),
+        ({"normalisation": "mean"}, "normalisation is 'mean'; it must be one of 'token', "),
+        ({"kl_in": "critic"}, "kl_in is 'critic'; it must be one of 'loss', 'reward', 'advantage'"),
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),

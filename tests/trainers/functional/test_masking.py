@@ -77,6 +77,13 @@ def test_moments_have_n_minus_1():
     assert [x.item() for x in masked_moments(torch.tensor([NAN]), torch.tensor([0]))] == [0.0, 0.0]
 
 
+def test_moments_of_two_processes_are_those_of_all_tokens():
+    other = iter([torch.tensor([6.0, 1.0]), torch.tensor(9.0)])  # sum and count, then (6 - 3)^2
+    own, mask = torch.tensor([1.0, 2.0, NAN]), torch.tensor([1, 1, 0])
+    mean, variance = masked_moments(own, mask, total=lambda mine: mine + next(other))
+    assert (mean.item(), variance.item()) == (3.0, 7.0)
+
+
 def test_whitening():
     values = torch.tensor([[1.0, 2.0], [6.0, NAN]])
     mask = torch.tensor([[1, 1], [1, 0]])
@@ -84,8 +91,9 @@ def test_whitening():
     assert masked_whiten(values, mask).flatten().tolist() == pytest.approx([-2 * scale, -scale, 3 * scale, 0.0])
     kept = masked_whiten(values, mask, shift_mean=False).flatten().tolist()
     assert kept == pytest.approx([3 - 2 * scale, 3 - scale, 3 + 3 * scale, 0.0])
-    given = masked_whiten(values, mask, moments=(torch.tensor(2.0), torch.tensor(4.0)))  # those of all processes
-    assert given.flatten().tolist() == pytest.approx([-0.5, 0.0, 2.0, 0.0])
+    other = iter([torch.tensor([6.0, 1.0]), torch.tensor(9.0)])  # of a second process: sum and count, then (6 - 3)^2
+    first = masked_whiten(values[0], mask[0], total=lambda mine: mine + next(other))
+    assert first.tolist() == pytest.approx([-2 * scale, -scale])
     assert masked_whiten(values, torch.zeros(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 

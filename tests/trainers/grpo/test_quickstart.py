@@ -74,13 +74,13 @@ def test_any_algorithm_by_name(tiny_folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "neither of env and prompts"),
-        ({"env": "llm/Arithmetic-v0", "prompts": PROMPTS, "reward_fn": share_of_b}, "both of env and prompts"),
-        ({"prompts": PROMPTS}, "prompts need reward_fn"),
-        ({"env": "llm/Arithmetic-v0", "reward_fn": share_of_b}, "reward_fn is for prompts"),
+        ({}, "nothing is given"),
+        ({"env": "llm/Arithmetic-v0", "prompts": PROMPTS, "reward_fn": share_of_b}, "env, prompts, reward_fn is given"),
+        ({"prompts": PROMPTS}, "^prompts is given"),
+        ({"env": "llm/Arithmetic-v0", "reward_fn": share_of_b}, "env, reward_fn is given"),
         ({"env": "llm/Arithmetic-v0", "env_kwargs": {"split": "test"}}, "that one is for measuring"),
         ({"env": "llm/Arithmetic-v0", "resume": True}, "needs the output_dir"),
-        ({"prompts": PROMPTS, "reward_fn": share_of_b, "env_kwargs": {"difficulty": 1}}, "prompts have none"),
+        ({"prompts": PROMPTS, "reward_fn": share_of_b, "env_kwargs": {"difficulty": 1}}, "env_kwargs, prompts"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(changes, message):

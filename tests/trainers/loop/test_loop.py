@@ -40,7 +40,9 @@ from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, P
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.episodes.advantages import with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
+from llm_envs.trainers.episodes.guard import sampling_gaps
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
+from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.algorithm import GRPO, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import k1, mean_kl
@@ -63,13 +65,7 @@ from llm_envs.trainers.loop import (
     training_iteration,
     training_step,
 )
-from llm_envs.trainers.loop.batch import (
-    micro_batch_rows,
-    minibatch_rows,
-    sampling_gaps,
-    score_batch,
-    without_filters,
-)
+from llm_envs.trainers.loop.batch import micro_batch_rows, minibatch_rows, score_batch
 from llm_envs.trainers.loop.run import _max_turns, _means, _prepared, _with_max_length
 from llm_envs.trainers.loop.state import moving_average
 from llm_envs.trainers.run.finite import MAX_SKIPPED_STEPS
@@ -399,8 +395,9 @@ def test_the_guard_recomputes_filtered_sampling(tiny_folder, filters):
         groups = collector.collect(3, 2)
     paid = score_episodes([t for g in groups for t in g], RewardSettings(), {})
     batch = make_batch(paid, pad_id=0, sampling=sampling, device=model.device)
-    assert sampling_gaps(model, without_filters(model, batch)).mean() < rounding(1e-5)
-    assert sampling_gaps(model, batch).mean() > 0.01  # the filters did something
+    unfiltered = without_filters(model, batch)
+    assert sampling_gaps(score_batch(model, unfiltered), unfiltered).mean() < rounding(1e-5)
+    assert sampling_gaps(score_batch(model, batch), batch).mean() > 0.01  # the filters did something
     with pytest.raises(ModelError, match="differ from the trainer's own"):
         training_iteration(
             create_training_state(sharp_other(tiny_folder)), groups, sampling=sampling, settings=LoopSettings()

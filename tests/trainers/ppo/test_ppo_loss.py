@@ -7,7 +7,7 @@ import torch
 from llm_envs.trainers.functional.losses import clipped_surrogate
 from llm_envs.trainers.functional.masking import masked_whiten
 from llm_envs.trainers.ppo.config import EnvPPOConfig
-from llm_envs.trainers.ppo.estimates import episode_tokens, estimate, explained_variance, global_moments
+from llm_envs.trainers.ppo.estimates import episode_tokens, estimate, explained_variance
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 
@@ -157,14 +157,6 @@ def test_tokens_come_back_to_where_they_were():
     assert tokens.gather(VALUES).tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0]]
     assert tokens.starts_EK.tolist() == [[0, 2]] and tokens.stops_EK.tolist() == [[2, 5]]
     assert tokens.scatter(tokens.gather(VALUES), MASK.shape).tolist() == [[1.0, 2.0, 0, 3.0, 4.0, 5.0, 0]]
-
-
-def test_moments_of_two_processes_are_those_of_all_tokens():
-    parts = torch.tensor([1.0, 2.0, NAN]), torch.tensor([6.0, NAN, NAN])
-    masks = torch.tensor([1, 1, 0]), torch.tensor([1, 0, 0])
-    other = iter([torch.tensor([1.0, 6.0]), torch.tensor(9.0)])  # count and sum, then (6 - 3)^2
-    mean, variance = global_moments(parts[0], masks[0], lambda mine: mine + next(other))
-    assert (mean.item(), variance.item()) == (3.0, 7.0)
 
 
 def test_explained_variance():

@@ -64,7 +64,7 @@ def test_nothing_that_describes_a_run_ends_it(config: Any, tiny_folder: str, tmp
     trainer = EnvGRPOTrainer(tiny_folder, "test/Say-v0", args, rewards=rewards, callbacks=[LoggerCallback(down)])
     (out / "README.md").mkdir()
     (out / "completions").rmdir()
-    for name in ("completions", "learned"):
+    for name in ("completions", "record"):
         (out / name).write_text("in the way")
     trainer.train()
     trainer.close()

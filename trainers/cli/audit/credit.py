@@ -38,7 +38,7 @@ class Recomputed:
     """A generation as the loss reads it: recomputed from its episodes, with the stored advantages."""
 
     record: Mapping[str, Any]
-    credit: EpisodeRewards
+    episodes: EpisodeRewards
     batch: Batch
     algorithm: Algorithm
     estimates: Estimates | None
@@ -56,21 +56,21 @@ def audit_generation(
             audit.parts[part].lack("an episode of the generation is not stored")
         return None
     algorithm = present_algorithm(audit, run, record, given)
-    credit = _credit(audit, start, record, members, rewards, algorithm)
+    episodes = _scored_episodes(audit, start, record, members, rewards, algorithm)
     where: dict[str, Any] = {"file": start.record_file, "step": record["step"]}
-    for t, stored, made in zip(members, record["baselines"], baselines(credit), strict=True):
+    for t, stored, made in zip(members, record["baselines"], baselines(episodes), strict=True):
         kept: dict[str, Any] = {"by": baselines, "unit": "baselines", "what": "mean reward of the group", **where}
         audit.compare("baselines", stored, made, tolerance=CLOSE, episode=_name(t), **kept)
-    places = row_places(credit.trajectories)
-    _audit_rows(audit, start, record, credit, places)
+    places = row_places(episodes.trajectories)
+    _audit_rows(audit, start, record, episodes, places)
     if algorithm is None:
         return None
     is_masked = bool(_setting(run, "mask_truncated_completions", "mask_truncated"))
-    batch = make_batch(credit, pad_id=run["pad_id"], mask_truncated=is_masked)
-    batch, estimates = _advantages(audit, run, record, credit, batch, algorithm)
-    _audit_advantages(audit, start, record, credit, places, batch)
+    batch = make_batch(episodes, pad_id=run["pad_id"], mask_truncated=is_masked)
+    batch, estimates = _advantages(audit, run, record, episodes, batch, algorithm)
+    _audit_advantages(audit, start, record, episodes, places, batch)
     stored = _stored_advantages(record, batch)
-    return Recomputed(record, credit, replace(batch, advantages=stored), algorithm, estimates)
+    return Recomputed(record, episodes, replace(batch, advantages=stored), algorithm, estimates)
 
 
 def present_algorithm(
@@ -100,7 +100,7 @@ def _members(start: Started, record: Mapping[str, Any]) -> list[Trajectory] | No
     return found
 
 
-def _credit(
+def _scored_episodes(
     audit: Audit,
     start: Started,
     record: Mapping[str, Any],
@@ -127,7 +127,7 @@ def _credit(
         length = run["settings"].get("max_completion_length") or record.get("max_length")
         settings = with_overlong(settings, algorithm.overlong, int(length or 0))
         made = score_episodes(members, settings, run["task_weights"])
-    stored = _stored_credit(record, members)
+    stored = _stored_episodes(record, members)
     _audit_columns(audit, stored, made or stored, where, is_recomputed=made is not None)
     return made or stored
 
@@ -155,7 +155,7 @@ def _audit_columns(
             audit.compare("rewards", total, summed, by=score_episodes, **shown, **where)
 
 
-def _stored_credit(record: Mapping[str, Any], members: Sequence[Trajectory]) -> EpisodeRewards:
+def _stored_episodes(record: Mapping[str, Any], members: Sequence[Trajectory]) -> EpisodeRewards:
     """Return the rewards of a record."""
     scored = [replace(t, status=status) for t, status in zip(members, record["status"], strict=True)]
     return EpisodeRewards(
@@ -170,7 +170,7 @@ def _audit_rows(
     audit: Audit,
     start: Started,
     record: Mapping[str, Any],
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     places: Sequence[tuple[int, int]],
 ) -> None:
     """Compare the rows that the loss saw with the stored episodes' rows."""
@@ -179,7 +179,7 @@ def _audit_rows(
         audit.parts["masks"].lack("a trajectory_filter chose the episodes to train on, and functions are not stored")
         return
     lists = rollout_output(
-        credit.trajectories,
+        episodes.trajectories,
         pad_id=run["pad_id"],
         mask_truncated=bool(_setting(run, "mask_truncated_completions", "mask_truncated")),
         n_rows=len(record["rows"]),
@@ -187,7 +187,7 @@ def _audit_rows(
     for row, stored in enumerate(record["rows"]):
         prompt = lists["prompt_ids"][row]
         made = row_digest([*prompt, *lists["completion_ids"][row]], [*[0] * len(prompt), *lists["env_mask"][row]])
-        name = _name(credit.trajectories[places[row][0]]) if row < len(places) else None
+        name = _name(episodes.trajectories[places[row][0]]) if row < len(places) else None
         shown: dict[str, Any] = {"what": "row of the loss [tokens, trained, checksum]", "episode": name}
         where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rows"}
         audit.compare("masks", stored, made, by=rollout_output, **shown, **where)
@@ -197,7 +197,7 @@ def _advantages(
     audit: Audit,
     run: Mapping[str, Any],
     record: Mapping[str, Any],
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     batch: Batch,
     algorithm: Algorithm,
 ) -> tuple[Batch, Estimates | None]:
@@ -207,7 +207,7 @@ def _advantages(
         return batch, None
     penalties_BT = per_token(record.get("kl_penalties"), batch)
     if run["trainer"] == "ppo":
-        return _critics_advantages(audit, run, record, credit, batch, penalties_BT)
+        return _critics_advantages(audit, run, record, episodes, batch, penalties_BT)
     name = getattr(algorithm.advantage_fn, "func", algorithm.advantage_fn)
     is_local = getattr(name, "__name__", "") in _WITHIN_GROUPS
     if run["processes"] > 1 and not is_local:
@@ -220,7 +220,7 @@ def _advantages(
         batch = replace(batch, policy_logps_BT=kl_BT, ref_logps_BT=torch.zeros_like(kl_BT))
         algorithm = replace(algorithm, kl_fn=k1)
     try:
-        return with_advantages(batch, algorithm, credit, kl_coef=coefficient)[0], None
+        return with_advantages(batch, algorithm, episodes, kl_coef=coefficient)[0], None
     except LLMEnvsError as error:
         audit.parts["advantages"].lack(str(error))
         return batch, None
@@ -230,7 +230,7 @@ def _critics_advantages(
     audit: Audit,
     run: Mapping[str, Any],
     record: Mapping[str, Any],
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     batch: Batch,
     penalties_BT: torch.Tensor | None,
 ) -> tuple[Batch, Estimates | None]:
@@ -239,8 +239,8 @@ def _critics_advantages(
         audit.parts["advantages"].lack("the critic's values of all processes are not stored together")
         return batch, None
     estimates = estimate(
-        credit.trajectories,
-        credit.turn_rewards,
+        episodes.trajectories,
+        episodes.turn_rewards,
         values_BT,
         torch.tensor(record["bootstraps"], dtype=torch.float32),
         batch.mask_BT,
@@ -258,7 +258,7 @@ def _audit_advantages(
     audit: Audit,
     start: Started,
     record: Mapping[str, Any],
-    credit: EpisodeRewards,
+    episodes: EpisodeRewards,
     places: Sequence[tuple[int, int]],
     batch: Batch,
 ) -> None:
@@ -275,7 +275,7 @@ def _audit_advantages(
             places_N = mask_T.nonzero()[:, 0].tolist()
             trained = zip(places_N, stored, own, strict=False)
             token = next((n_prompt + place for place, one, two in trained if abs(one - two) > 1e-3), None)
-        shown: dict[str, Any] = {"what": "advantage", "episode": _name(credit.trajectories[owner]), "token": token}
+        shown: dict[str, Any] = {"what": "advantage", "episode": _name(episodes.trajectories[owner]), "token": token}
         where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rows"}
         audit.compare("advantages", stored, own, by=by, tolerance=(1e-4, 1e-4), **shown, **where)
 

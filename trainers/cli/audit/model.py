@@ -213,7 +213,7 @@ def _audit_paid_kl(
     kl_BT, tolerance = paid_BT(lambda logps: logps), (1e-3, 1e-3 + spread(paid_BT, noise))
     for row, stored in enumerate(made.record["kl_penalties"][: len(kl_BT)]):
         own = kl_BT[row][made.batch.mask_BT[row].bool()].tolist()
-        t = made.credit.trajectories[row] if row < len(made.credit.trajectories) else None
+        t = made.episodes.trajectories[row] if row < len(made.episodes.trajectories) else None
         where: dict[str, Any] = {"file": start.record_file, "step": made.record["step"], "unit": "steps"}
         where |= {"what": "penalties of the KL", "episode": None if t is None else f"{t.group_id}/{t.member}"}
         audit.compare("loss", stored, own, by=mean_kl, tolerance=tolerance, **where)
