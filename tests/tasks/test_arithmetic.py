@@ -113,28 +113,6 @@ SYSTEM = {"names": "xy", "equations": [[[2, 3], 0, [0, 0], 13], [[1, -1], 0, [0,
 SUM = [[1, 1], 0, [0, 0], 2]
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("x=2, y=3", 1),
-        ("y = 3; X = 2", 1),
-        ("x=2\ny=3", 1),
-        ("x = 2 and y = 3.", 1),
-        ("x=2 y=3", 1),
-        ("x=3, y=2", 0),
-        ("x=-2, y=3", 0),
-        ("x=2", -0.1),
-        ("2, 3", -0.1),
-        ("x=2, y=3, z=1", -0.1),
-        ("x=2, x=3, y=3", -0.1),
-        ("x=4/2, y=3", -0.1),
-        ("x=2=2, y=3", -0.1),
-    ],
-)
-def test_linear_systems(answer, paid):
-    assert reward("llm/LinearSystems-v0", SYSTEM, answer) == pytest.approx(paid)
-
-
 def test_linear_systems_are_written_as_documented():
     env = gym.make("llm/LinearSystems-v0")
     assert env.reset(options={"problem": SYSTEM})[0] == "2x + 3y = 13\nx - y = -1"

@@ -6,7 +6,7 @@ from itertools import product
 
 import gymnasium as gym
 import pytest
-from task_play import LEVELS, drawn, is_at_most, require_refused, reward
+from task_play import LEVELS, drawn, is_at_most, require_refused
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.logic.assignments import read_assignment
@@ -435,45 +435,6 @@ def test_constant_answers_do_not_pay_in_entailment(level):
                 parts = zip(pattern, task._refuting, strict=True)
                 wins[pattern, valuation] += all(not r if says else r >> valuation & 1 for says, r in parts)
     assert is_at_most(max(wins.values()) / n, task.chance_rate, n)
-
-
-@pytest.mark.parametrize(
-    ("task", "problem", "answer", "paid"),
-    [
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knave, Ben: knight, Cleo: knight", 1),
-        ("KnightsAndKnaves", KNIGHTS, "cleo: knight\nBEN: Knight\nada: knave", 1),
-        ("KnightsAndKnaves", KNIGHTS, "Ada is a knave, Ben is a knight, Cleo is a knight", 1),
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knight, Ben: knave, Cleo: knight", 0),
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knave, Ben: knight, Cleo: knave", 0),
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knave, Ben: knight", -0.1),
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knave, Ben: knight, Cleo: knight, Cleo: knave", -0.1),
-        ("KnightsAndKnaves", KNIGHTS, "Ada: knight or knave, Ben: knight, Cleo: knight", -0.1),
-        ("Syllogisms", ARGUMENTS, "1: valid, 2: invalid", 1),
-        ("Syllogisms", ARGUMENTS, "2: Invalid; 1: Valid", 1),
-        ("Syllogisms", ARGUMENTS, "1: invalid, 2: valid", 0),
-        ("Syllogisms", ARGUMENTS, "1: valid, 2: valid", 0),
-        ("Syllogisms", ARGUMENTS, "1: valid", -0.1),
-        ("Syllogisms", ARGUMENTS, "1: valid, 2: valid, 2: invalid", -0.1),
-        ("Syllogisms", ARGUMENTS, "valid, invalid", 1),
-        ("Syllogisms", ARGUMENTS, "valid, invalid, valid", -0.1),
-        ("Entailment", CHAIN, "1: follows; 2: p=false q=false r=true", 1),
-        ("Entailment", CHAIN, "1: follows; 2: p=false q=true r=true", 1),
-        ("Entailment", CHAIN, "2. P=F, r = T, q = 0\n1. Follows.", 1),
-        ("Entailment", CHAIN, "1: follows; 2: p=true q=true r=true", 0),
-        ("Entailment", CHAIN, "1: follows; 2: p=false q=true r=false", 0),  # a premise is false
-        ("Entailment", CHAIN, "1: follows; 2: follows", 0),
-        ("Entailment", CHAIN, "1: p=true q=false r=false; 2: p=false q=false r=true", 0),
-        ("Entailment", CHAIN, "1: follows; 2: p=false r=true", -0.1),
-        ("Entailment", CHAIN, "1: follows; 2: p=false p=true q=false r=true", -0.1),
-        ("Entailment", CHAIN, "1: follows; 2: p=false q=false r=true s=true", -0.1),
-        ("Entailment", CHAIN, "1: follows; 2: does not follow", -0.1),
-        ("Entailment", CHAIN, "1: follows; 1: follows; 2: p=false q=false r=true", -0.1),
-        ("Entailment", CHAIN, "1: follows", -0.1),
-        ("Entailment", CHAIN, "follows", -0.1),
-    ],
-)
-def test_answers_are_paid(task, problem, answer, paid):
-    assert reward(f"llm/{task}-v0", problem, answer) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(

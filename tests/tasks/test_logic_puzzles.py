@@ -5,7 +5,7 @@ from itertools import permutations, product
 
 import gymnasium as gym
 import pytest
-from task_play import LEVELS, drawn, is_at_most, require_refused, reward
+from task_play import LEVELS, drawn, is_at_most, require_refused
 
 from llm_envs.tasks.draws import shuffled
 from llm_envs.tasks.logic.graph_colouring import colour
@@ -168,44 +168,6 @@ def test_graphs_with_other_names_share_the_split():
     renamed = {"nodes": ["D", "A", "B", "C"], "edges": [["D", "B"], ["A", "B"], ["A", "C"], ["C", "D"]]}
     assert key(SQUARE) == key(SQUARE | renamed)
     assert key(SQUARE) != key(SQUARE | {"edges": [["A", "B"], ["B", "C"], ["C", "D"]]})
-
-
-@pytest.mark.parametrize(
-    ("task", "problem", "answer", "paid"),
-    [
-        ("Sudoku", SUDOKU, "1243\n4312\n3124\n2431", 1),
-        ("Sudoku", SUDOKU, "1 2 | 4 3\n4 3 | 1 2\n----+----\n3 1 | 2 4\n2 4 | 3 1", 1),
-        ("Sudoku", SUDOKU, "1,2,4,3\n\n4,3,1,2\n3,1,2,4\n2,4,3,1", 1),
-        ("Sudoku", SUDOKU, "12..\n..1.\n.1..\n24..", -0.1),
-        ("Sudoku", SUDOKU, "1243\n4312\n3124", -0.1),
-        ("Sudoku", SUDOKU, "1243\n4312\n3124\n2435", -0.1),
-        ("Sudoku", SUDOKU, "1243\n4312\n3124\n24311", -0.1),
-        ("Sudoku", SUDOKU, "²243\n4312\n3124\n2431", -0.1),
-        ("Sudoku", SUDOKU, "1234\n3412\n2143\n4321", 0),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog\n3: Cleo, cat", 1),
-        ("ZebraPuzzle", ZEBRA, "House 3: cat, cleo; house 1: bird, ADA; house 2: dog, ben.", 1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, dog\n2: Ben, bird\n3: Cleo, cat", 0),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Cleo, cat\n3: Ben, dog", 0),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog", -0.1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog\n3: Ben, cat", -0.1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog\n3: Cleo, cat, bird", -0.1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog\n3: Cleo, Ben", -0.1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, dog\n4: Cleo, cat", -0.1),
-        ("ZebraPuzzle", ZEBRA, "1: Ada, bird\n2: Ben, zebra\n3: Cleo, cat", -0.1),
-        ("ZebraPuzzle", ZEBRA, "Ada, bird, Ben, dog, Cleo, cat", -0.1),
-        ("GraphColouring", SQUARE, "A: red, B: blue, C: red, D: blue", 1),
-        ("GraphColouring", SQUARE, "A: blue, B: red, C: blue, D: red", 1),
-        ("GraphColouring", SQUARE, "d=Blue\nc=RED\na=red\nb=blue", 1),
-        ("GraphColouring", SQUARE, "A: red, B: red, C: blue, D: blue", 0),
-        ("GraphColouring", SQUARE, "A: red, B: blue, C: red, D: red", 0),
-        ("GraphColouring", SQUARE, "A: red, B: blue, C: red", -0.1),
-        ("GraphColouring", SQUARE, "A: red, B: green, C: red, D: green", -0.1),
-        ("GraphColouring", SQUARE, "A: red, B: blue, C: red, D: blue, A: blue", -0.1),
-        ("GraphColouring", SQUARE, "A: red or blue, B: blue, C: red, D: blue", -0.1),
-    ],
-)
-def test_answers_are_paid(task, problem, answer, paid):
-    assert reward(f"llm/{task}-v0", problem, answer) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(

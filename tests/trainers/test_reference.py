@@ -9,16 +9,15 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu
 from preferences import message_pairs
 from safetensors.torch import load_file
+from trainings import DENSE, PLAYED, QUIET, assert_same, distance, logged
 from transformers import AutoModelForCausalLM, Llama4ForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import use_adapter
 from wrapped import tiny_wrapped
 
 from llm_envs.errors import InvalidConfigError, ModelError
-from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.engines.probe import mean_gap, probe_ids, probe_logps
@@ -33,7 +32,6 @@ from llm_envs.trainers.reference import Reference, adapter_weights
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 SMALL = {
     "optim": "sgd",
     "learning_rate": 0.5,
@@ -41,37 +39,24 @@ SMALL = {
     "max_steps": 2,
     "seed": 5,
     "per_device_train_batch_size": 8,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
+    **QUIET,
 }
-PLAYED = {"max_completion_length": 80, "max_turn_tokens": 8, "num_train_seeds": 64}
 EVERY = {"save_strategy": "steps", "save_steps": 1}
 
 
 @pytest.fixture
-def make(tiny_folder, config, tmp_path):
-    made = []
-
+def make(tiny_folder, config, tmp_path, keep):
     def build(settings=None, model=tiny_folder, kind="grpo", **arguments):
         settings = SMALL | {"output_dir": str(tmp_path / "out")} | (settings or {})
         if kind == "dpo":
             return EnvDPOTrainer(model, EnvDPOConfig(**settings), source=message_pairs(), **arguments)
         if kind == "ppo":
             args = EnvPPOConfig(**{"beta": 0.1, "num_generations": 4} | PLAYED | settings)
-            trainer = EnvPPOTrainer(model, DENSE, args, **arguments)
-        else:
-            args = config(**{"beta": 0.1} | PLAYED | settings)
-            trainer = EnvGRPOTrainer(model, DENSE, args, **arguments)
-        made.append(trainer)
-        return trainer
+            return keep(EnvPPOTrainer(model, DENSE, args, **arguments))
+        args = config(**{"beta": 0.1} | PLAYED | settings)
+        return keep(EnvGRPOTrainer(model, DENSE, args, **arguments))
 
-    yield build
-    for trainer in made:
-        trainer.close()
+    return build
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +80,8 @@ def biased_folder(tmp_path_factory):
     return folder
 
 
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
-
-
 def copied(module):
     return {name: on_cpu(value.detach().clone()) for name, value in module.named_parameters()}
-
-
-def assert_same(one, other, atol=1e-6):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=atol)
-
-
-def distance(one, other):
-    return max((other[name] - value).abs().max().item() for name, value in one.items())
 
 
 def lora(**changes):

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import rounding, spy_on_batches
+from trainings import DENSE, save_sharp
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer, token_logps
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts
-from llm_envs.rollout import Collector, EnvChoice
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.rollout import Collector
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
@@ -34,21 +33,11 @@ FILTERS = [
     {"repetition_penalty": 1.5},
     {"top_p": 0.9, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.2, "temperature": 0.8},
 ]
-DENSE = EnvChoice("dense", factory=DenseEnv)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a saved model far from the uniform distribution, so that filters have an effect."""
-    folder = tmp_path_factory.mktemp("sharp")
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return save_sharp(tmp_path_factory.mktemp("sharp"))
 
 
 def collected(folder, params):

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu, rounding, spy_on_batches
+from trainings import DENSE, save_sharp
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import TransformersPolicy
@@ -14,9 +14,8 @@ from llm_envs.policies.chat_api import chat_request
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.policies.vllm.engine_format import to_vllm
 from llm_envs.policies.vllm.formats import SGLangFormat, TurnRequest, VLLMFormat
-from llm_envs.rollout import Collector, EnvChoice, RowBuilder
+from llm_envs.rollout import Collector, RowBuilder
 from llm_envs.rollout.turn import join_pieces
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
@@ -29,22 +28,7 @@ from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams, Tr
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 FILTERS = [{"top_p": 0.7}, {"top_k": 5, "temperature": 1.5}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 20, "min_p": 0.02}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return a saved model far from the uniform distribution, so that filters have an effect."""
-    folder = tmp_path_factory.mktemp("sharp")
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def kept(*lists):
@@ -112,6 +96,11 @@ def test_the_policy_says_what_it_chose_from(folder, filters):
         )
         ids.append(token)
     assert asyncio.run(sample(SamplingParams(max_new_tokens=4, **filters))).kept is None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_sharp(tmp_path_factory.mktemp("sharp"))
 
 
 def collected(folder, params):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from datasets import Dataset
 from dense_env import DenseEnv
-from device import rounding, spy_on_batches, to_device
+from device import spy_on_batches, to_device
+from trainings import COIN, DENSE, assert_same, distance, logged, trained
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
@@ -39,41 +40,17 @@ from llm_envs.trainers.grpo.pairs import keep_groups_together
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 2, "seed": 5, "max_grad_norm": 0.0}
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 TORN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
 
 
 @pytest.fixture
-def make(tiny_folder, config):
-    made = []
-
+def make(tiny_folder, config, keep):
     def build(settings=None, env=DENSE, **hooks):
-        made.append(EnvGRPOTrainer(tiny_folder, env, config(**LEARNING | (settings or {})), **hooks))
-        return made[-1]
+        return keep(EnvGRPOTrainer(tiny_folder, env, config(**LEARNING | (settings or {})), **hooks))
 
-    yield build
-    for trainer in made:
-        trainer.close()
-
-
-def trained(trainer):
-    trainer.train()
-    return copy.deepcopy(trainer.model.state_dict())
-
-
-def assert_same(one, other, atol=1e-6):
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=rounding(atol))
-
-
-def distance(one, other):
-    return max((other[name] - value).abs().max().item() for name, value in one.items())
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
+    return build
 
 
 @pytest.mark.smoke
@@ -319,22 +296,10 @@ def test_each_algorithm_has_its_own_kl(make):
     assert (batches[2]["advantages"] - unpaid).abs().max() > 1e-5
 
 
-class CoinEnv(DenseEnv):
-    """In every second problem all replies earn the same."""
-
-    def reset(self, *, seed=None, options=None):
-        self.is_flat = seed % 2 == 0
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, 0.5 if self.is_flat else reward, *rest
-
-
 def test_only_generations_that_sample_dynamically_replace_groups(make):
     trainer = make(
         {"max_steps": 2, "num_train_seeds": 16},
-        env=EnvChoice("coin", factory=CoinEnv),
+        env=COIN,
         algorithm={0: "grpo", 1: "dapo"},
     )
     played = []
