@@ -1,4 +1,4 @@
-"""What tests ask of the machine: to wait for something, whether a process runs, and to be busy."""
+"""Wait for something, see whether a process runs, and keep the machine busy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE_S) ->
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process is there and is no zombie (which a container's init may be slow to bury)."""
+    """Return whether a process runs; a zombie does not (which a container's init may be slow to bury)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

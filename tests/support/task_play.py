@@ -33,7 +33,7 @@ def reward(id: str, problem: dict, answer: object, **kwargs: Any) -> float:
 
 
 def require_refused(id: str, problem: dict, complaint: str) -> None:
-    """Require that a problem cannot be played, and that the error says why."""
+    """Require that a problem cannot be played, and that the error gives the reason."""
     with pytest.raises(InvalidConfigError, match=complaint):
         gym.make(id).reset(options={"problem": problem})
 

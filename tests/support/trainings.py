@@ -1,4 +1,4 @@
-"""What tests of trainings share: small settings, an environment, and ways to compare weights and logs."""
+"""Small settings for tests of trainings, an environment, and ways to compare weights and logs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ COIN = EnvChoice("coin", factory=CoinEnv)
 
 
 def last_only(messages: Any) -> Any:
-    """See the task and the last thing said: every turn is a row of its own."""
+    """See the task and the last thing said, so that each turn has a separate row."""
     return [messages[0], messages[-1]] if len(messages) > 1 else messages
 
 

@@ -12,7 +12,7 @@ ENTRIES = yaml.safe_load(Path(__file__).with_name("answer_forms.yaml").read_text
 
 
 def forms_of(entry):
-    """Yield (problem, form, {what is paid: answers}); instead of a problem there may be several `targets`."""
+    """Yield (problem, form, {reward: answers}); instead of a problem there may be several `targets`."""
     for target, answers in entry.get("targets", {}).items():
         yield {"question": "How much?", "answer": target}, entry["form"], answers
     for form in ("tags", "prose", "reply"):

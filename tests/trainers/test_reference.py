@@ -225,9 +225,7 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     if kind != "grpo":
         return
     without = make(settings | {"output_dir": str(tmp_path / "without")})
-    with pytest.raises(
-        InvalidConfigError, match=r"the checkpoint has a reference with separate weights, the trainer has none"
-    ):
+    with pytest.raises(InvalidConfigError, match="a reference with separate weights, the trainer has none"):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
@@ -364,27 +362,12 @@ def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
     ("kind", "settings", "arguments", "match"),
     [
         ("grpo", {"beta": 0.0}, {"ref_model_fn": frozen_copy}, "ref_model_fn is given, and nothing is measured"),
-        (
-            "ppo",
-            {"beta": 0.0},
-            {"reference_update_fn": create_ema_update(0.9)},
-            "reference_update_fn is given, and nothing is measured against a reference: set beta",
-        ),
-        (
-            "grpo",
-            {"sync_ref_model": True},
-            {"reference_update_fn": create_ema_update(0.9)},
-            "sync_ref_model is TRL's way .* leave one out",
-        ),
+        ("ppo", {"beta": 0.0}, {"reference_update_fn": create_ema_update(0.9)}, "reference_update_fn is given, .*beta"),
+        ("grpo", {"sync_ref_model": True}, {"reference_update_fn": create_ema_update(0.9)}, "sync_ref_model"),
         ("grpo", {}, {"ref_model_fn": lambda policy: policy}, "weights that are trained"),
         ("dpo", {}, {"ref_model_fn": lambda policy: policy}, "weights that are trained"),
         ("grpo", {}, {"ref_model_fn": lambda policy: "teacher"}, "ref_model_fn returned str"),
-        (
-            "dpo",
-            {"precompute_ref_log_probs": True},
-            {"reference_update_fn": create_ema_update(0.9)},
-            "keeps what the reference said once",
-        ),
+        ("dpo", {"precompute_ref_log_probs": True}, {"reference_update_fn": create_ema_update(0.9)}, "keeps what the"),
         ("dpo", {"precompute_ref_log_probs": True}, {"ref_model_fn": frozen_copy}, "give ref_model="),
         ("dpo", {}, {"ref_model_fn": frozen_copy, "ref_model": object()}, "both make the reference"),
     ],
@@ -417,9 +400,7 @@ def test_an_update_may_return_another_model(make):
 def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resumed):
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY, kind=saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")}, kind=resumed)
-    with pytest.raises(
-        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*give the folder as"
-    ):
+    with pytest.raises(InvalidConfigError, match=f"checkpoint of {saved.upper()}, and this is {resumed.upper()}"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
     (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
     with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):

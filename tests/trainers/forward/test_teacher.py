@@ -138,9 +138,7 @@ def test_a_student_without_a_teacher_is_told_so(tiny_folder, config):
         quick_start_training(tiny_folder, env=DENSE, algorithm="distill")
     with pytest.raises(InvalidConfigError, match=r"ref_model_fn is given.*kl_coef"):
         quick_start_training(tiny_folder, env=DENSE, ref_model_fn=frozen_copy)
-    with pytest.raises(
-        InvalidConfigError, match=r"'distill' has kl_coef=1\.0: give create_training_state\(ref_model_fn="
-    ):
+    with pytest.raises(InvalidConfigError, match=r"'distill' has kl_coef=1\.0: .*ref_model_fn="):
         training_iteration(create_training_state(load_model(tiny_folder)), [], algorithm=DISTILL)
 
 

@@ -37,7 +37,7 @@ TURN_STATES = ((0, 1), (0, -1), (0, 1), (2, 2), (2, 3))
 TURNS = ((0, 0, 1), (0,), (0, 1), (0, 1), (0, 1, 1))
 """The turn of each token."""
 RETURNS = ((1.0, 0.5), (0.0,), (0.25, 0.125), (0.0, 0.0), (1.0, 0.75))
-"""What each turn and those after it earn."""
+"""The return of each turn: its reward and all later ones."""
 N_TOKENS, MAX_LENGTH, EPS = 11, 8.0, 1e-4
 
 KNOWN = {**ALGORITHMS, **GRAPH_ALGORITHMS}

@@ -43,6 +43,7 @@ pytestmark = pytest.mark.trainings
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 2, "seed": 5, "max_grad_norm": 0.0}
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 TORN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
+UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 4}
 
 
 @pytest.fixture
@@ -243,9 +244,7 @@ def test_grpo_then_pairwise_then_grpo_resumes_as_if_nothing_had_been(make, tmp_p
     known = [trainer.items["train"].source.state_dict() for trainer in (whole, resumed)]
     assert known[0] == known[1] and known[0]["curricula"]
     for schedule in ("rloo", None):
-        with pytest.raises(
-            InvalidConfigError, match=r"checkpoint-3 was learned by 'pairwise', and in this run that generation is"
-        ):
+        with pytest.raises(InvalidConfigError, match="checkpoint-3 was learned by 'pairwise'"):
             run("other", middle, None if schedule is None else {0: schedule})
     path = Path(middle) / STATE_FILE
     former = json.loads(path.read_text())
@@ -340,22 +339,14 @@ def test_a_schedule_that_changes_its_mind_says_so(make):
 @pytest.mark.parametrize(
     ("settings", "hooks", "match"),
     [
-        (
-            {"loss_type": "grpo", "epsilon": 0.1},
-            {"algorithm": GRPO},
-            r"epsilon=0.1, loss_type='grpo': the algorithm decides that",
-        ),
+        ({"loss_type": "grpo", "epsilon": 0.1}, {"algorithm": GRPO}, "epsilon=0.1, loss_type='grpo'"),
         ({"beta": 0.1}, {"algorithm": GRPO}, r"beta=0.1: .*kl_coef=0.04"),
         ({}, {"algorithm": GRPO, "ref_model_fn": frozen_copy}, "nothing is measured against a reference"),
         ({}, {"algorithm": {1: "grpo"}}, "must hold from iteration 0"),
         ({}, {"algorithm": 7}, "algorithm=7 is not known; give an Algorithm or one of grpo"),
         ({"history": "template"}, {"algorithm": "grpo"}, "weighs each row alike"),
         ({"history": "template"}, {"algorithm": "pairwise"}, "weighs each row alike"),
-        (
-            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "steps_per_generation": 4},
-            {"algorithm": {0: "grpo", 5: "pairwise"}},
-            r"'pairwise' learns from pairs, .* = 2 must be a multiple of num_generations=4",
-        ),
+        (UNEVEN, {"algorithm": {0: "grpo", 5: "pairwise"}}, r"'pairwise'.* = 2 .*num_generations=4"),
     ],
 )
 def test_contradictions(make, settings, hooks, match):

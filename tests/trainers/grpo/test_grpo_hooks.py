@@ -36,6 +36,7 @@ def make(tiny_folder, config, keep):
 
 
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+RELATIVE = RewardSettings(aggregate="relative")
 ON_POLICY_TOKENS = replace(GRPO, normalisation="token", kl_coef=0.5)
 
 
@@ -200,23 +201,11 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
     ("settings", "hooks", "match"),
     [
         ({"max_refills": 0}, {}, "max_refills=0"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            {"algorithm": GRPO},
-            "multi_objective_aggregation='normalize_then_sum': the algorithm decides that",
-        ),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"algorithm": GRPO}, "='normalize_then_sum'"),
         ({"loss_type": "dr_grpo"}, {"algorithm": GRPO}, "loss_type='dr_grpo': the algorithm decides that"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            {"rewards": RewardSettings(aggregate="relative")},
-            "both join the columns",
-        ),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"rewards": RELATIVE}, "both join the columns"),
         ({}, {"algorithm": PPO}, "'ppo' has no advantage_fn; only EnvPPOTrainer has a critic"),
-        (
-            {"max_steps": 1},
-            {"algorithm": DAPO, "rewards": RewardSettings(reward_fns={"overlong": len})},
-            "a reward function is called overlong, and the algorithm",
-        ),
+        ({"max_steps": 1}, {"algorithm": DAPO, "rewards": RewardSettings(reward_fns={"overlong": len})}, "overlong"),
         ({"loss_type": "cispo"}, {}, "cuts every weight to 0.2. Set epsilon_high to 1 or more"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, {}, "epsilon_high=0.28: .* Set epsilon_high"),
     ],
@@ -245,10 +234,7 @@ async def waits_for_ever(messages):
 @pytest.mark.parametrize(
     ("hooks", "what"),
     [
-        (
-            {"rewards": RewardSettings(reward_fns={"mine": never_ends})},
-            "reward function 'mine'.*episode 0 of group 'train",
-        ),
+        ({"rewards": RewardSettings(reward_fns={"mine": never_ends})}, "reward function 'mine'.*episode 0 of group"),
         ({"rewards": RewardSettings(shaping_fns={"mine": never_ends})}, "shaping function 'mine'.*episode 0 of group"),
         ({"rewards": RewardSettings(aggregate=never_ends)}, "aggregate"),
         ({"trajectory_filter": never_ends}, "trajectory_filter.*episode 0 of group 'train"),
