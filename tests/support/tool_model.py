@@ -82,6 +82,13 @@ def _cut(text: str, special: dict[str, AddedToken]) -> str:
     return text
 
 
+def tool_folder(tmp_path_factory: Any) -> Path:
+    """Return the folder of such a model: the body of a fixture."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    make_tool_model(folder)
+    return folder
+
+
 def tool_policy(tmp_path_factory: Any) -> Iterator[TransformersPolicy]:
     """Yield a policy of such a model: the body of a fixture."""
     folder = tmp_path_factory.mktemp("model")

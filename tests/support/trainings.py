@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from dense_env import DenseEnv
 from device import rounding
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from llm_envs.rollout import EnvChoice
+from llm_envs.policies import TransformersPolicy
+from llm_envs.policies.inference import load_model, load_tokenizer
+from llm_envs.rollout import Collector, EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import (
     EnvDPOConfig,
@@ -21,6 +24,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
+from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 TRAINERS: dict[str, tuple[Any, Any]] = {
     "sft": (EnvSFTTrainer, EnvSFTConfig),
@@ -95,3 +99,37 @@ def save_sharp(folder: Any) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def save_biased(folder: Any, n_layers: int = 1, **settings: Any) -> str:
+    """Save a model whose attention has biases."""
+    tokenizer = tiny_tokenizer()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "max_position_embeddings": 256}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(0)
+    config = LlamaConfig(len(tokenizer), num_hidden_layers=n_layers, attention_bias=True, **sizes, **ids, **settings)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def play_filtered(folder: str, sampling: SamplingParams) -> list[TrajectoryGroup]:
+    """Let a saved model play two groups of four episodes."""
+    policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))
+    with Collector(DENSE, policy, codec=policy.codec, sampling=sampling, progress=False) as collector:
+        groups = collector.collect(2, group_size=4)
+    return [TrajectoryGroup(group.group_id, "dense", 0, tuple(group)) for group in groups]
+
+
+def spy_on_episodes(trainer: Any) -> list[list[Trajectory]]:
+    """Keep the episodes of each generation from now on."""
+    kept: list[list[Trajectory]] = []
+    play = trainer._play
+
+    def keep(inputs: Any) -> Any:
+        generation = play(inputs)
+        kept.append(list(generation.episodes.trajectories))
+        return generation
+
+    trainer._play = keep
+    return kept

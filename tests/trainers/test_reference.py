@@ -12,8 +12,8 @@ import torch
 from device import on_cpu
 from preferences import message_pairs
 from safetensors.torch import load_file
-from trainings import DENSE, PLAYED, QUIET, assert_same, distance, logged
-from transformers import AutoModelForCausalLM, Llama4ForCausalLM, LlamaConfig, LlamaForCausalLM
+from trainings import DENSE, PLAYED, QUIET, assert_same, distance, logged, save_biased
+from transformers import AutoModelForCausalLM, Llama4ForCausalLM
 from trl.trainer.utils import use_adapter
 from wrapped import tiny_wrapped
 
@@ -61,23 +61,7 @@ def make(tiny_folder, config, tmp_path, keep):
 
 @pytest.fixture(scope="module")
 def biased_folder(tmp_path_factory):
-    """A saved model whose attention has biases."""
-    folder, tokenizer = str(tmp_path_factory.mktemp("biased")), tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        attention_bias=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_biased(tmp_path_factory.mktemp("biased"))
 
 
 def copied(module):

@@ -34,20 +34,11 @@ import gymnasium as gym
 import peft
 import pytest
 from dense_env import DenseEnv
+from trainings import TRAINERS
 
 from llm_envs.cli.main import main
 from llm_envs.errors import LLMEnvsError
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers import (
-    EnvDPOConfig,
-    EnvDPOTrainer,
-    EnvGRPOConfig,
-    EnvGRPOTrainer,
-    EnvPPOConfig,
-    EnvPPOTrainer,
-    EnvSFTConfig,
-    EnvSFTTrainer,
-)
 from llm_envs.trainers.run.checkpoints import trainer_of
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
@@ -63,6 +54,7 @@ COMMON: dict[str, Any] = {
     "disable_tqdm": True,
 }
 PLAYS: dict[str, Any] = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32}
+SETTINGS = {"grpo": PLAYS | {"num_generations": 4}, "ppo": PLAYS}
 ALGORITHMS = ("sft", "grpo", "ppo", "dpo")
 Refused = Callable[..., str]
 
@@ -96,8 +88,8 @@ def train(place: Path, name: str, model: str | Path, *further: Any) -> int:
     needs: dict[str, dict[str, Any]] = {
         "sft": {"source": place / "talk.jsonl"},
         "dpo": {"source": place / "pairs.jsonl"},
-        "grpo": {"env": ENV, **PLAYS, "num_generations": 4},
-        "ppo": {"env": ENV, **PLAYS},
+        "grpo": {"env": ENV, **SETTINGS["grpo"]},
+        "ppo": {"env": ENV, **SETTINGS["ppo"]},
     }
     settings = {"model_name_or_path": model, "output_dir": place / "out", **COMMON, **needs[name]}
     given = [str(part) for key, value in settings.items() for part in (f"--{key}", value)]
@@ -165,23 +157,16 @@ def test_checkpoints_of_another_algorithm(name: str, place: Path, refused: Refus
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_checkpoints_of_another_algorithm_from_python(name: str, place: Path, tiny_folder: str, tmp_path: Path) -> None:
-    settings = {**COMMON, "output_dir": str(tmp_path), "save_strategy": "no"}
-    trainer: Any
-    if name == "sft":
-        args = EnvSFTConfig(**settings)
-        trainer = EnvSFTTrainer(tiny_folder, args=args, source=place / "talk.jsonl")
-    elif name == "dpo":
-        trainer = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
-    elif name == "grpo":
-        trainer = EnvGRPOTrainer(tiny_folder, ENV, EnvGRPOConfig(**settings, **PLAYS, num_generations=4))
-    else:
-        trainer = EnvPPOTrainer(tiny_folder, ENV, EnvPPOConfig(**settings, **PLAYS))
+def test_checkpoints_of_another_algorithm_from_python(
+    name: str, place: Path, tiny_folder: str, tmp_path: Path, keep: Callable[[Any], Any]
+) -> None:
+    kind, config = TRAINERS[name]
+    args = config(**COMMON, **SETTINGS.get(name, {}), output_dir=str(tmp_path), save_strategy="no")
+    given = {"sft": {"source": place / "talk.jsonl"}, "dpo": {"source": place / "pairs.jsonl"}}
+    trainer = keep(kind(tiny_folder, args=args, **given.get(name, {"env": ENV})))
     for other in set(ALGORITHMS) - {name}:
         with pytest.raises(LLMEnvsError, match=r"is a checkpoint of|is no checkpoint of|not one of EnvPPOTrainer's"):
             trainer.train(resume_from_checkpoint=str(place / other / "checkpoint-1"))
-    if name in ("grpo", "ppo"):
-        trainer.close()
 
 
 def test_nothing_to_go_on_from(place: Path, tmp_path: Path, refused: Refused) -> None:

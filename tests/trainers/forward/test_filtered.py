@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 from device import rounding, spy_on_batches
-from trainings import DENSE, save_sharp
+from trainings import DENSE, play_filtered, save_sharp
 
 from llm_envs.errors import InvalidConfigError, ModelError
-from llm_envs.policies import TransformersPolicy
-from llm_envs.policies.inference import load_model, load_tokenizer, token_logps
+from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts
-from llm_envs.rollout import Collector
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
@@ -20,7 +18,7 @@ from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration, training_step
 from llm_envs.trainers.loop.batch import without_filters
 from llm_envs.trainers.loop.run import _prepared
-from llm_envs.types import SamplingParams, TrajectoryGroup
+from llm_envs.types import SamplingParams
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
@@ -38,13 +36,6 @@ FILTERS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_sharp(tmp_path_factory.mktemp("sharp"))
-
-
-def collected(folder, params):
-    policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))
-    with Collector(DENSE, policy, codec=policy.codec, sampling=params, progress=False) as collector:
-        groups = collector.collect(2, group_size=4)
-    return [TrajectoryGroup(group.group_id, "dense", 0, tuple(group)) for group in groups]
 
 
 class Table(torch.nn.Module):
@@ -88,7 +79,7 @@ def test_what_a_repetition_penalty_adds_by_hand():
 def test_without_its_filters_the_sampler_says_what_scoring_says(folder, filters):
     params = SamplingParams(max_new_tokens=8, **filters)
     model = load_model(folder)
-    for trajectory in [t for group in collected(folder, params) for t in group]:
+    for trajectory in [t for group in play_filtered(folder, params) for t in group]:
         (row,) = trajectory.rows
         values = unfiltered_logps(model, row.ids, row.mask, row.logps, params)
         (scored,) = token_logps(model, [row.ids], temperature=params.temperature)
@@ -100,7 +91,7 @@ def test_without_its_filters_the_sampler_says_what_scoring_says(folder, filters)
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_ratios_and_weights_of_the_loop_are_one(folder, filters, old_logps):
     params = SamplingParams(max_new_tokens=8, **filters)
-    groups = collected(folder, params)
+    groups = play_filtered(folder, params)
     state = create_training_state(load_model(folder), learning_rate=0.0)
     settings = LoopSettings(old_logps=old_logps, logps_tolerance=rounding(2e-5))  # the guard is on
     _, metrics = training_iteration(state, groups, sampling=params, settings=settings)
@@ -117,7 +108,7 @@ def test_ratios_and_weights_of_the_loop_are_one(folder, filters, old_logps):
 
 def test_the_loop_refuses_ratios_against_a_filtered_distribution(folder):
     params = SamplingParams(max_new_tokens=8, top_p=0.7)
-    paid = score_episodes([t for group in collected(folder, params) for t in group], RewardSettings(), {})
+    paid = score_episodes([t for group in play_filtered(folder, params) for t in group], RewardSettings(), {})
     state = create_training_state(load_model(folder))
     played = make_batch(paid, pad_id=0, sampling=params, device=state.model.device)
     batch, _ = _prepared(state, played, paid, GRPO, LoopSettings())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from device import on_cpu, rounding, spy_on_batches
-from trainings import DENSE, save_sharp
+from trainings import DENSE, play_filtered, save_sharp
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import TransformersPolicy
@@ -14,7 +14,7 @@ from llm_envs.policies.chat_api import chat_request
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.policies.vllm.engine_format import to_vllm
 from llm_envs.policies.vllm.formats import SGLangFormat, TurnRequest, VLLMFormat
-from llm_envs.rollout import Collector, RowBuilder
+from llm_envs.rollout import RowBuilder
 from llm_envs.rollout.turn import join_pieces
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
@@ -24,7 +24,7 @@ from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.logits import entropies_from_logits, keep_tokens, logps_from_logits
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration
 from llm_envs.trainers.loop.batch import score_batch
-from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams, TrajectoryGroup
+from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
@@ -103,17 +103,10 @@ def folder(tmp_path_factory):
     return save_sharp(tmp_path_factory.mktemp("sharp"))
 
 
-def collected(folder, params):
-    policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))
-    with Collector(DENSE, policy, codec=policy.codec, sampling=params, progress=False) as collector:
-        groups = collector.collect(2, group_size=4)
-    return [TrajectoryGroup(group.group_id, "dense", 0, tuple(group)) for group in groups]
-
-
 @pytest.mark.parametrize("filters", FILTERS[:2], ids=str)
 def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     params = SamplingParams(max_new_tokens=8, keep_mask=True, **filters)
-    groups = collected(folder, params)
+    groups = play_filtered(folder, params)
     model = load_model(folder)
     paid = score_episodes([t for g in groups for t in g], RewardSettings(), {})
     batch = make_batch(paid, pad_id=0, sampling=params, device=model.device)
@@ -125,7 +118,7 @@ def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     settings = LoopSettings(logps_tolerance=rounding(2e-5), micro_batch_size=3)
     _, metrics = training_iteration(state, groups, algorithm=GRPO, sampling=params, settings=settings)
     assert metrics["ratio"] == pytest.approx(1.0, abs=rounding(1e-5)) and metrics["grad_norm"] > 0
-    without = collected(folder, SamplingParams(max_new_tokens=8, **filters))
+    without = play_filtered(folder, SamplingParams(max_new_tokens=8, **filters))
     with pytest.raises(InvalidConfigError, match="keep_mask=True, and the policy returned tokens without"):
         training_iteration(state, without, sampling=params)
 

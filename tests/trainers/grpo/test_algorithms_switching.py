@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from dense_env import DenseEnv
 from device import spy_on_batches, to_device
-from trainings import COIN, DENSE, assert_same, distance, logged, trained
+from trainings import COIN, DENSE, assert_same, distance, logged, spy_on_episodes, trained
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
@@ -301,17 +301,10 @@ def test_only_generations_that_sample_dynamically_replace_groups(make):
         env=COIN,
         algorithm={0: "grpo", 1: "dapo"},
     )
-    played = []
-    play = trainer._play
-
-    def watched(inputs):
-        generation = play(inputs)
-        played.append([t.seed % 2 for t in generation.episodes.trajectories])
-        return generation
-
-    trainer._play = watched
+    played = spy_on_episodes(trainer)
     trainer.train()
-    assert 0 in played[0] and set(played[1]) == {1}
+    first, second = ({t.seed % 2 for t in generation} for generation in played)
+    assert 0 in first and second == {1}
 
 
 def test_a_schedule_is_asked_for_the_whole_run_beforehand(make):
