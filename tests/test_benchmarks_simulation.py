@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.pages
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 simpy = pytest.importorskip("simpy", reason="SimPy is not installed: pip install -e '.[dev]'")
@@ -27,7 +27,16 @@ def episodes(tokens, tools=None, n_prompt=0, n_added=0):
     return work.Episodes(tokens, np.zeros(tokens.shape) if tools is None else np.array(tools), n_prompt, n_added)
 
 
-@pytest.mark.smoke
+def ahead(tokens, player=None, **rates):
+    """Train two steps of one episode each, the next one played meanwhile, on an engine whose steps take 1.5 s."""
+    return systems.Training(
+        systems.System(parts.EngineRates(1.5, 0.0), *([] if player is None else [player])),
+        episodes(tokens),
+        systems.TrainingRates(**rates),
+        systems.Schedule(n_steps=2, group_size=1, bound=1),
+    )
+
+
 def test_rows_of_one_length_share_every_step():
     """Three rows of ten tokens: ten steps of 1 + 3 / 2 seconds."""
     result = systems.collect(systems.System(RATES), episodes([[10]] * 3))
@@ -35,20 +44,17 @@ def test_rows_of_one_length_share_every_step():
     assert (result.n_sampled, result.engine_busy) == (30, pytest.approx(1.0))
 
 
-@pytest.mark.smoke
 def test_a_shorter_row_leaves_and_the_steps_become_faster():
     """Two rows for 4 steps of 2 s, then one for 6 steps of 1.5 s."""
     assert systems.collect(systems.System(RATES), episodes([[4], [10]])).seconds == pytest.approx(17.0)
 
 
-@pytest.mark.smoke
 def test_rows_wait_for_a_place():
     """Places for two: 5 steps of 2 s, then 5 of 1.5 s."""
     rates = replace(RATES, max_rows=2)
     assert systems.collect(systems.System(rates), episodes([[5]] * 3)).seconds == pytest.approx(17.5)
 
 
-@pytest.mark.smoke
 def test_a_turn_joins_after_the_step_that_it_arrives_in():
     """Episode 0: two tokens (3 s alone in steps of 1.5 s). Its tool takes 1 s; then two tokens more.
 
@@ -66,7 +72,6 @@ def test_a_turn_joins_after_the_step_that_it_arrives_in():
     assert env.now == pytest.approx(9.0)
 
 
-@pytest.mark.smoke
 def test_prompts_and_begun_turns_lengthen_the_step_they_begin_in():
     """10 tokens of prompt at 0.1 s, 0.25 s for the turn, 2 s for the step that mixes, and two steps of 1.5 s."""
     rates = replace(RATES, read_s=0.1, begin_s=0.25, mixed_s=2.0)
@@ -74,7 +79,6 @@ def test_prompts_and_begun_turns_lengthen_the_step_they_begin_in():
     assert found.seconds == pytest.approx(1.0 + 0.25 + 2.0 + 3.0)
 
 
-@pytest.mark.smoke
 def test_a_kept_prefix_is_not_read_again():
     """Prompt 10, two tokens, 5 added: the second turn reads 5 tokens, or all 17 after the cache was given to others."""
     rates = replace(RATES, read_s=1.0)
@@ -87,7 +91,6 @@ def test_a_kept_prefix_is_not_read_again():
     )
 
 
-@pytest.mark.smoke
 def test_a_full_cache_preempts_the_newest_row_and_no_token_is_lost():
     """Two rows of prompt 4 and 4 tokens need 16 places at the end; there are 14."""
     free = systems.collect(systems.System(RATES), episodes([[4], [4]], n_prompt=4))
@@ -98,7 +101,6 @@ def test_a_full_cache_preempts_the_newest_row_and_no_token_is_lost():
     assert tight.seconds == pytest.approx(3 * 2.0 + 1.5 + 1.5)
 
 
-@pytest.mark.smoke
 def test_waits_overlap_in_a_collector_and_add_up_in_lock_step():
     """Two episodes of 1 token, a tool (3 s and 5 s), 1 token.
 
@@ -109,7 +111,6 @@ def test_waits_overlap_in_a_collector_and_add_up_in_lock_step():
     assert systems.lock_step(systems.System(RATES), both).seconds == pytest.approx(12.0)
 
 
-@pytest.mark.smoke
 def test_one_process_does_one_thing_at_a_time():
     """Four episodes of one token at once (a step of 3 s), then 4 times 2 s of work in one process, or in two."""
     player = systems.PlayerRates(turn_s=2.0)
@@ -118,7 +119,6 @@ def test_one_process_does_one_thing_at_a_time():
     assert systems.collect(two, episodes([[1]] * 4)).seconds == pytest.approx(3.0 + 4.0)
 
 
-@pytest.mark.smoke
 def test_a_tool_that_waits_needs_its_thread_three_times():
     """It is made, reset and stepped there: 3 times 2 s; a step of the engine (1.5 s) and the tool's 5 s, twice."""
     player = systems.PlayerRates(thread_s=2.0)
@@ -127,7 +127,6 @@ def test_a_tool_that_waits_needs_its_thread_three_times():
     assert systems.collect(systems.System(RATES, player), episodes([[1, 1]])).seconds == pytest.approx(3.0)
 
 
-@pytest.mark.smoke
 def test_handing_over_takes_longer_for_each_that_waits():
     """Three episodes, each made, reset and stepped in its thread, a token and a tool of 1 s before the last.
 
@@ -140,7 +139,6 @@ def test_handing_over_takes_longer_for_each_that_waits():
     assert systems.collect(crowded, three).seconds == pytest.approx(9 * 2.0 + 10 * 1.0)
 
 
-@pytest.mark.smoke
 def test_one_writer_and_one_card_do_one_thing_at_a_time():
     """Four episodes of one token (3 s together). Written by one: 4 times 2 s. Sent before: 4 times 1 + 0.5 s."""
     four = episodes([[1]] * 4, n_prompt=5)
@@ -150,7 +148,6 @@ def test_one_writer_and_one_card_do_one_thing_at_a_time():
     assert systems.collect(card, four).seconds == pytest.approx(4 * 1.5 + 0.25)
 
 
-@pytest.mark.smoke
 def test_turns_go_between_the_pieces_of_weights_on_a_card():
     """Weights need the card for 10 s, in pieces of 0.1 s. A turn that comes at 1.05 s waits for one."""
     env = simpy.Environment()
@@ -161,7 +158,6 @@ def test_turns_go_between_the_pieces_of_weights_on_a_card():
     assert env.now == pytest.approx(1.1 + 0.5 + 1.5)
 
 
-@pytest.mark.smoke
 def test_an_engine_in_the_process_waits_while_that_works():
     """Rows of 1 and 3 tokens: a step of 2 s, then two of 1.5 s, between which 2 s of work are done."""
     player = systems.PlayerRates(turn_s=2.0)
@@ -171,7 +167,6 @@ def test_an_engine_in_the_process_waits_while_that_works():
     assert systems.collect(apart, episodes([[1], [3]])).seconds == pytest.approx(2.0 + 3.0 + 2.0)
 
 
-@pytest.mark.smoke
 def test_turns_of_a_dead_engine_are_sampled_again_elsewhere():
     """Two engines, an episode of 10 tokens each (15 s). One dies at 6 s; its episode begins again on the other.
 
@@ -186,7 +181,6 @@ def test_turns_of_a_dead_engine_are_sampled_again_elsewhere():
     assert found.n_replayed == 0
 
 
-@pytest.mark.smoke
 def test_episodes_of_a_lost_player_are_played_again_from_their_beginning():
     """One episode of two turns of 4 tokens (6 s each). Its player is lost at 8 s for 3 s: 11 + 12 s."""
     failure = systems.Failure(at_s=8.0, index=0, down_s=3.0, kind="player")
@@ -198,7 +192,6 @@ def test_episodes_of_a_lost_player_are_played_again_from_their_beginning():
     assert found.n_sampled == 4 + 8  # the dropped turn's tokens are lost
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(("bound", "ends"), [(0, [25.0, 50.0, 75.0, 100.0]), (1, [25.0, 35.0, 50.0, 60.5])])
 def test_a_trainer_waits_or_overlaps_and_keeps_the_bound(bound, ends):
     """Four steps of one group of two episodes: 15 s to play, however many play, and 10 s to train.
@@ -217,7 +210,6 @@ def test_a_trainer_waits_or_overlaps_and_keeps_the_bound(bound, ends):
     assert found.steps_s == pytest.approx(ends)
 
 
-@pytest.mark.smoke
 def test_no_group_is_older_than_the_bound():
     drawn = work.draw(work.Workload(n_turns=2, n_tokens=8, spread=1.0, tool_s=2.0), 6 * 16, seed=1)
     for bound in (0, 1, 2, 3):
@@ -231,57 +223,32 @@ def test_no_group_is_older_than_the_bound():
         assert found.n_episodes == len(drawn)
 
 
-@pytest.mark.smoke
 def test_engines_stand_still_while_they_load_weights():
     """One episode of 10 tokens a step, bound 1. Generations 0 and 1 play until 15; weights are loaded from 16 to 20."""
-    training = systems.Training(
-        systems.System(parts.EngineRates(1.5, 0.0)),
-        episodes([[10], [40]]),
-        systems.TrainingRates(train_s=1.0, load_s=4.0),
-        systems.Schedule(n_steps=2, group_size=1, bound=1),
-    )
+    training = ahead([[10], [40]], train_s=1.0, load_s=4.0)
     # Generation 1 takes 60 s; a step that is under way at 16 s ends at 16.5. From 20 s on 29 steps are left.
     assert training.run().steps_s == pytest.approx([20.0, 20.0 + 29 * 1.5 + 1.0 + 4.0])
 
 
-@pytest.mark.smoke
 def test_weights_for_engines_that_play_take_longer():
     """The same with weights that take 4 s, or 6 s while engines play. Generation 1 plays when step 0 ends, at 16 s."""
-    training = systems.Training(
-        systems.System(parts.EngineRates(1.5, 0.0)),
-        episodes([[10], [40]]),
-        systems.TrainingRates(train_s=1.0, write_s=1.0, load_s=3.0, playing=1.5),
-        systems.Schedule(n_steps=2, group_size=1, bound=1),
-    )
+    training = ahead([[10], [40]], train_s=1.0, write_s=1.0, load_s=3.0, playing=1.5)
     # Generation 1 has 29 steps left when engines continue at 22 s; nothing plays when step 1 ends, so 4 s.
     assert training.run().steps_s == pytest.approx([22.0, 22.0 + 28 * 1.5 + 1.0 + 4.0])
 
 
-@pytest.mark.smoke
 def test_training_takes_longer_while_its_process_plays():
     """One episode a step, bound 1. Both play until 15, and are ended until 17 and 19: 2 s of it while step 0 trains."""
-    training = systems.Training(
-        systems.System(parts.EngineRates(1.5, 0.0), systems.PlayerRates(turn_s=2.0)),
-        episodes([[10]] * 2),
-        systems.TrainingRates(train_s=10.0),
-        systems.Schedule(n_steps=2, group_size=1, bound=1),
-    )
+    training = ahead([[10]] * 2, systems.PlayerRates(turn_s=2.0), train_s=10.0)
     assert training.run().steps_s == pytest.approx([17.0 + 10.0 + 2.0, 29.0 + 10.0])
 
 
-@pytest.mark.smoke
 def test_training_takes_longer_beside_an_engine():
     """Generation 0 plays until 3 and generation 1 until 6: 3 s beside the first step, each of which costs 0.5 s."""
-    training = systems.Training(
-        systems.System(parts.EngineRates(1.5, 0.0)),
-        episodes([[2], [4]]),
-        systems.TrainingRates(train_s=10.0, shared=0.5),
-        systems.Schedule(n_steps=2, group_size=1, bound=1),
-    )
+    training = ahead([[2], [4]], train_s=10.0, shared=0.5)
     assert training.run().steps_s == pytest.approx([3.0 + 10.0 + 1.5, 14.5 + 10.0])
 
 
-@pytest.mark.smoke
 def test_a_run_plays_ahead_to_its_end():
     """Two steps of one group, bound 1, and a third group that no step trains on; it plays when the run ends."""
     training = systems.Training(
@@ -294,7 +261,6 @@ def test_a_run_plays_ahead_to_its_end():
     assert training.play.engines[0].is_playing
 
 
-@pytest.mark.smoke
 def test_partial_rollouts_leave_the_longest_for_the_next_step():
     """Two groups run for each that is taken: the long one does not hold the first step up."""
     training = systems.Training(
@@ -308,7 +274,6 @@ def test_partial_rollouts_leave_the_longest_for_the_next_step():
     assert found.oldest == 0 or found.steps_s[1] < 20
 
 
-@pytest.mark.smoke
 def test_a_fit_finds_the_rates_that_made_the_rows():
     """Rows made with a step of 0.02 s and 0.003 s a row; the fit begins elsewhere."""
 
@@ -322,7 +287,6 @@ def test_a_fit_finds_the_rates_that_made_the_rows():
     assert found == {"step_s": pytest.approx(0.02, rel=1e-3), "row_s": pytest.approx(0.003, rel=1e-3)}
 
 
-@pytest.mark.smoke
 def test_pages_are_those_of_the_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from pages import draw_latencies
@@ -332,7 +296,6 @@ def test_pages_are_those_of_the_benchmark(monkeypatch):
     assert drawn.n_sampled == 64 * 72
 
 
-@pytest.mark.smoke
 def test_the_part_of_a_cluster_has_its_longest_episode():
     drawn = work.draw(work.Workload(spread=1.0), 1000, seed=0)
     part = drawn.part(200)
@@ -341,7 +304,6 @@ def test_the_part_of_a_cluster_has_its_longest_episode():
     assert part.n_sampled / 200 == pytest.approx(drawn.n_sampled / 1000, rel=0.05)
 
 
-@pytest.mark.smoke
 def test_weights_by_a_folder_cost_more_with_every_node_and_by_nccl_do_not():
     """16.06 GB: two nodes read it at 10 GB/s together; a broadcast runs at 8.6 GB/s."""
     measured = plan.Measured(1e-3, 0.0, 1e-3, 0.0, made_gb_per_s=1.0, applied_gb_per_s=10.0)
@@ -356,7 +318,6 @@ def test_weights_by_a_folder_cost_more_with_every_node_and_by_nccl_do_not():
     assert card_s == pytest.approx(0.03 * gb / 12.5)
 
 
-@pytest.mark.smoke
 def test_a_limit_shows_where_there_is_one_of_something():
     """Short turns on 64 GPUs. One player needs 10.4 ms for each of 2,048 episodes; one node trains with a quarter.
 
@@ -374,7 +335,6 @@ def test_a_limit_shows_where_there_is_one_of_something():
     assert found["one node's card for all turns"] == pytest.approx(found["none"], rel=0.01)
 
 
-@pytest.mark.smoke
 def test_one_turn_has_a_judge_and_the_last_of_several_no_tool():
     one, two = (work.draw(work.Workload(n_turns=n, tool_s=1.0), 50, seed=0) for n in (1, 2))
     assert (one.tools_NT > 0).all()
@@ -384,7 +344,6 @@ def test_one_turn_has_a_judge_and_the_last_of_several_no_tool():
 COMMITTED = json.loads((BENCHMARKS / "baselines" / "simulate.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.smoke
 def test_every_prediction_from_the_committed_rates_is_within_15_percent(monkeypatch):
     """All measured rows that the simulation knows, none left out, and few of them fitted.
 
@@ -408,7 +367,6 @@ def test_every_prediction_from_the_committed_rates_is_within_15_percent(monkeypa
     assert len(overlap) == sum(row["name"].startswith(("asynchronous", "servers")) for row in rows)
 
 
-@pytest.mark.smoke
 def test_turns_need_little_of_one_network_card():
     """Of 1,024 GPUs in their fastest mode: less than 1%, as docs/results/scale.md says."""
     most = max(row["episodes_per_s"] for row in COMMITTED["settings"]["scale"] if row["gpus"] == 1024)
@@ -420,7 +378,6 @@ def test_turns_need_little_of_one_network_card():
     assert 4 * most * turn_bytes < 0.01 * plan.CARD_GB_PER_S * 1e9
 
 
-@pytest.mark.smoke
 def test_whole_weights_cost_a_tenth_more_than_a_delta_where_a_trainer_warns():
     """64 GPUs have 32 servers. With the 16 of 32 GPUs they do not yet."""
     from llm_envs.policies.vllm.transfer import MAX_CHECKPOINT_SERVERS

@@ -237,11 +237,7 @@ def test_other_entry_points_are_loaded_and_called(tmp_path):
 @pytest.mark.parametrize(
     ("entry_points", "modules", "complaint"),
     [
-        (
-            {"all": "bad_tasks"},
-            {"bad_tasks": "import no_such_thing"},
-            "ModuleNotFoundError: No module named 'no_such_thing'",
-        ),
+        ({"all": "bad_tasks"}, {"bad_tasks": "import no_such_thing"}, "ModuleNotFoundError: No module"),
         ({"all": "bad_tasks"}, {"bad_tasks": "raise SystemExit(3)"}, "SystemExit: 3"),
         ({"all": "bad_tasks:missing"}, {"bad_tasks": ""}, "AttributeError"),
         ({"all": "bad_tasks:f"}, {"bad_tasks": "def f(): 1 / 0"}, "ZeroDivisionError"),

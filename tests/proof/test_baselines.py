@@ -13,13 +13,6 @@ pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """From the repository's root, as `python -m proof.baselines` finds it."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture
 def options(tmp_path):
     from proof.baselines import parse_options

@@ -13,12 +13,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "proof" / "results"
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """From the repository's root, as `python -m proof.run` finds it."""
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def result(name, before, seeds, **changes):
     outcomes = {"seeds": [5, 6, 7, 8], "successes": before, "rewards": before}
     trained = {

@@ -13,13 +13,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "proof" / "results"
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """From the repository's root, as `python -m proof.run` finds it."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.mark.parametrize("name", ["acrostic", "fractions", "function", "knights", "path"])
 def test_one_play_is_right_and_the_other_is_not(name):
     """Whoever plays badly may be lucky now and then."""

@@ -12,6 +12,15 @@ from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenize
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look it up.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+    },
+}
+"""A tool's schema, for prompts."""
 THINK = ("<think>", "</think>")
 TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 

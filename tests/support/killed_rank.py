@@ -10,11 +10,10 @@ import signal
 import sys
 from typing import Any
 
-from dense_env import DenseEnv
 from launched import speak_when_asked
+from trainings import DENSE, PLAYED, QUIET
 from transformers import TrainerCallback
 
-from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
@@ -36,15 +35,10 @@ def main() -> None:
         max_steps=3,
         per_device_train_batch_size=2,
         num_generations=2,
-        max_completion_length=64,
-        max_turn_tokens=6,
-        num_train_seeds=16,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        **PLAYED,
+        **QUIET,
     )
-    trainer = EnvGRPOTrainer(sys.argv[1], EnvChoice("dense", factory=DenseEnv), args, callbacks=[End()])
+    trainer = EnvGRPOTrainer(sys.argv[1], DENSE, args, callbacks=[End()])
     trainer.train()
     print("training has ended", flush=True)
 

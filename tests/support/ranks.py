@@ -21,6 +21,7 @@ import torch
 from dense_env import DenseEnv
 from launched import speak_when_asked
 from peft import LoraConfig
+from trainings import PLAYED, QUIET
 from transformers import TrainerCallback
 
 from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError, TimeLimitError
@@ -54,15 +55,11 @@ SMALL: dict[str, Any] = {
     "optim": "sgd",  # its steps are as the gradients are: what is equal up to rounding stays so
     "learning_rate": 0.3,
     "lr_scheduler_type": "linear",
-    "gradient_checkpointing": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
+    **QUIET,
 }
-PLAYED: dict[str, Any] = {"max_completion_length": 80, "max_turn_tokens": 6, "num_train_seeds": 64}
+FEW: dict[str, Any] = PLAYED | {"max_turn_tokens": 6}
 GROUPS: dict[str, Any] = {
-    **PLAYED,
+    **FEW,
     "gradient_accumulation_steps": 2,
     "num_generations": 2,
     "scale_rewards": "batch",
@@ -71,7 +68,7 @@ GROUPS: dict[str, Any] = {
     "num_generations_eval": 2,
 }
 VALUES: dict[str, Any] = {
-    **PLAYED,
+    **FEW,
     "gradient_accumulation_steps": 2,
     "value_warmup_steps": 1,
     "value_learning_rate": 1e-2,

@@ -7,11 +7,10 @@ import signal
 import sys
 from typing import Any
 
-from dense_env import DenseEnv
 from device import exact_kernels
+from trainings import DENSE, QUIET
 from transformers import TrainerCallback
 
-from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
@@ -31,8 +30,7 @@ def train(model: str, out: str, *, kill_at: int = 0, resume: str | None = None) 
     args = EnvGRPOConfig(
         output_dir=out,
         max_steps=10,
-        save_strategy="steps",
-        save_steps=5,
+        **QUIET | {"save_strategy": "steps", "save_steps": 5},
         learning_rate=3e-3,
         lr_scheduler_type="cosine",
         per_device_train_batch_size=8,
@@ -42,13 +40,9 @@ def train(model: str, out: str, *, kill_at: int = 0, resume: str | None = None) 
         max_turn_tokens=12,
         num_train_seeds=64,
         beta=0.02,
-        gradient_checkpointing=False,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
         seed=3,
     )
-    trainer = EnvGRPOTrainer(model, EnvChoice("dense", factory=DenseEnv), args, callbacks=[Kill(kill_at)])
+    trainer = EnvGRPOTrainer(model, DENSE, args, callbacks=[Kill(kill_at)])
     try:
         trainer.train(resume_from_checkpoint=resume)
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from families import family_tokenizer
@@ -12,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
-from llm_envs.policies import OraclePolicy
+from llm_envs.policies import OraclePolicy, TransformersPolicy
 from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.types import SamplingParams, Trajectory
 
 ENV = "llm/Calculator-v0"
+SAMPLING = SamplingParams(max_new_tokens=48)
 
 
 def make_tool_model(folder: Path, template: str | None = None, *, steps: int = 60) -> None:
@@ -76,3 +80,25 @@ def _cut(text: str, special: dict[str, AddedToken]) -> str:
     for token in special:
         text = text.replace(token, "<|endoftext|>")
     return text
+
+
+def tool_folder(tmp_path_factory: Any) -> Path:
+    """Return the folder of such a model: the body of a fixture."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    make_tool_model(folder)
+    return folder
+
+
+def tool_policy(tmp_path_factory: Any) -> Iterator[TransformersPolicy]:
+    """Yield a policy of such a model: the body of a fixture."""
+    folder = tmp_path_factory.mktemp("model")
+    make_tool_model(folder, steps=40)
+    made = TransformersPolicy.from_pretrained(folder, max_batch_size=1)
+    yield made
+    asyncio.run(made.aclose())
+
+
+def collected(env: Any, policy: TransformersPolicy) -> list[Trajectory]:
+    """Play four groups of two episodes."""
+    with Collector(env, policy, codec=policy.codec, sampling=SAMPLING, seed=5, progress=False) as collector:
+        return [t for group in collector.collect(4, 2) for t in group]

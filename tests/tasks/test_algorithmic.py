@@ -9,9 +9,9 @@ from itertools import pairwise, permutations
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, drawn, is_at_most, make, require_refused, reward
 
-from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.parsers import format_answer
+from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.algorithmic.base_conversion import to_base
 from llm_envs.tasks.algorithmic.calendar import answer_to
 from llm_envs.tasks.algorithmic.shortest_path import shortest
@@ -19,45 +19,17 @@ from llm_envs.tasks.algorithmic.sort_records import select
 from llm_envs.tasks.algorithmic.stack_machine import run_program
 from llm_envs.tasks.algorithmic.string_rewriting import rewrite
 
-LEVELS = ("easy", "medium", "hard")
-
-
-def reward(id, problem, answer):
-    env = gym.make(f"llm/{id}-v0")
-    env.reset(seed=0, options={"problem": problem})
-    return env.step(format_answer(answer))[1]
-
 
 def text_of(id, problem):
-    return gym.make(f"llm/{id}-v0").reset(options={"problem": problem})[0]
-
-
-def is_refused(id, problem, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make(f"llm/{id}-v0").reset(options={"problem": problem})
-    return True
-
-
-def drawn(id, level, n):
-    """Yield the task of n drawn problems."""
-    task = gym.make(f"llm/{id}-v0", difficulty=level).unwrapped
-    task.reset(seed=0)
-    for _ in range(n):
-        task.reset()
-        yield task
-
-
-def is_bound(chance_rate, wins, n):
-    """Whether wins of n are explained by the declared chance rate."""
-    return wins / n <= chance_rate + 3 * (chance_rate / n) ** 0.5
+    return gym.make(id).reset(options={"problem": problem})[0]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("id", ["StringRewriting", "SpellNth", "BaseConversion", "Calendar", "StackMachine"])
 def test_no_answer_is_common(id, level):
     n = 600
-    found = Counter(task.solution() for task in drawn(id, level, n))
-    assert is_bound(gym.make(f"llm/{id}-v0", difficulty=level).unwrapped.chance_rate, max(found.values()), n)
+    found = Counter(task.solution() for task in drawn(f"llm/{id}-v0", level, n))
+    assert is_at_most(max(found.values()) / n, make(f"llm/{id}-v0", level).chance_rate, n)
 
 
 # SortRecords.
@@ -96,27 +68,12 @@ RECORDS = {
 def test_sort_records(change, names):
     problem = RECORDS | change
     assert select(problem) == names.split()
-    assert reward("SortRecords", problem, names.lower().replace(" ", ", ")) == 1
-    assert reward("SortRecords", problem, "\n".join(names.split())) == 1
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("Ada, Cleo, Dan, Ben", 0),
-        ("Ada, Cleo, Ben", 0),
-        ("Ada, Cleo, Ben, Dan, Eva", 0),
-        ("Ada, Cleo, Ben, Dan, Ada", -0.1),
-        ("Ada, Cleo, Ben, Zeno", -0.1),
-        ("Ada 30, Cleo 30, Ben 25, Dan 25", -0.1),
-    ],
-)
-def test_wrong_orders_of_records(answer, paid):
-    assert reward("SortRecords", RECORDS, answer) == pytest.approx(paid)
+    assert reward("llm/SortRecords-v0", problem, names.lower().replace(" ", ", ")) == 1
+    assert reward("llm/SortRecords-v0", problem, "\n".join(names.split())) == 1
 
 
 def test_sort_records_says_all_it_wants():
-    text = text_of("SortRecords", RECORDS | {"operation": "one", "condition": ["age", "at least", 26]})
+    text = text_of("llm/SortRecords-v0", RECORDS | {"operation": "one", "condition": ["age", "at least", 26]})
     assert text.splitlines()[0] == "Table A: name, age, city"
     assert text.splitlines()[5] == "Table B: name, age, city"
     assert text.splitlines()[-4:] == [
@@ -126,46 +83,26 @@ def test_sort_records_says_all_it_wants():
         "Records that are equal in all of this stay in the order in which they stand above, first those of table A, "
         "then the others of table B.",
     ]
-    by_words = text_of("SortRecords", RECORDS | {"keys": [["age", "ascending"], ["city", "descending"]]})
+    by_words = text_of("llm/SortRecords-v0", RECORDS | {"keys": [["age", "ascending"], ["city", "descending"]]})
     assert "\nSort them by age (ascending), then by city (descending); words go by the alphabet.\n" in by_words
     tallies = {"condition": ["age", "above the average of", "city"], "keys": [["same city", "ascending"]]}
-    text = text_of("SortRecords", RECORDS | {"operation": "union"} | tallies)
+    text = text_of("llm/SortRecords-v0", RECORDS | {"operation": "union"} | tallies)
     assert "\nKeep only those whose age is above the average age of all those with the same city.\n" in text
     assert "\nSort them by how many of those kept have the same city (ascending).\n" in text
-    unsorted = text_of("SortRecords", RECORDS | {"keys": []})
+    unsorted = text_of("llm/SortRecords-v0", RECORDS | {"keys": []})
     assert "Sort" not in unsorted and "\nThey stay in the order in which they stand above" in unsorted
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"operation": "minus"}, "operation must be"),
-        ({"keys": [["name", "ascending"]]}, "a key must be"),
-        ({"b": [["Ben", 26, "Oslo"]]}, "the same in both"),
-        ({"a": [["Ada", 30, "Rome"], ["Ben", "25", "Oslo"]]}, "all be whole numbers or all texts"),
-        ({"a": [["Ada", 30]]}, "each record must be"),
-        ({"condition": ["age", "at least", 99]}, "no record is left"),
-        ({"condition": ["age", ["at least"], 25]}, "a condition must be"),
-        ({"condition": ["age", "at least", "x"]}, "of the column's type"),
-        ({"condition": ["city", "above the average of", "age"]}, "needs a column of numbers"),
-        ({"condition": ["age", "above the average of", "town"]}, "needs a column of numbers"),
-        ({"keys": [["same town", "ascending"]]}, "a key must be"),
-    ],
-)
-def test_sort_records_refuses(change, complaint):
-    assert is_refused("SortRecords", RECORDS | change, complaint)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_orders_of_records_are_not_guessed(level):
     rng, n, wins = random.Random(0), 500, Counter()
-    for task in drawn("SortRecords", level, n):
+    for task in drawn("llm/SortRecords-v0", level, n):
         names = select(task.problem)
         assert select(task.problem | {"keys": []}) != names
         assert len(task.problem["keys"]) == 1 or select(task.problem | {"keys": task.problem["keys"][:-1]}) != names
         wins["at random"] += rng.sample(names, len(names)) == names
         wins["by name"] += sorted(names) == names
-    assert is_bound(task.chance_rate, max(wins.values()), n)
+    assert is_at_most(max(wins.values()) / n, task.chance_rate, n)
 
 
 # ShortestPath.
@@ -181,49 +118,11 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("A -> B -> C -> D", 1),
-        ("A, E, D", 1),
-        ("a-e-d", 1),
-        ("A E D", 1),
-        ("A → E → D", 1),
-        ("A -> D", 0),
-        ("D -> E -> A", 0),
-        ("A -> C -> D", 0),  # no such edge
-        ("A -> E", 0),
-        ("A -> E -> D -> E -> D", 0),
-        ("A", -0.1),
-        ("A -> F -> D", -0.1),
-        ("3", -0.1),
-    ],
-)
-def test_shortest_path(answer, paid):
-    assert reward("ShortestPath", PATHS, answer) == pytest.approx(paid)
-
-
 def test_directed_edges_go_one_way():
     problem = PATHS | {"directed": True}
-    assert reward("ShortestPath", problem, "A, E, D") == 0
-    assert reward("ShortestPath", problem, "A, B, C, D") == 1
-    assert is_refused("ShortestPath", problem | {"start": "D", "goal": "A"}, "no path from D to A")
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"goal": "A"}, "no path"),
-        ({"goal": "Z"}, "no path"),
-        ({"edges": [["A", "D", 0]]}, "whole weight from 1"),
-        ({"edges": [["A", "A", 1], ["A", "D", 1]]}, "two different nodes"),
-        ({"edges": [["A", "D", 1], ["D", "A", 2]]}, "is there twice"),
-        ({"edges": [["A", "D", 1], ["a", "D", 2]]}, "upper and lower case"),
-        ({"story": 2}, "the story"),
-    ],
-)
-def test_shortest_path_refuses(change, complaint):
-    assert is_refused("ShortestPath", PATHS | change, complaint)
+    assert reward("llm/ShortestPath-v0", problem, "A, E, D") == 0
+    assert reward("llm/ShortestPath-v0", problem, "A, B, C, D") == 1
+    require_refused("llm/ShortestPath-v0", problem | {"start": "D", "goal": "A"}, "no path from D to A")
 
 
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
@@ -260,7 +159,7 @@ def test_shortest_paths_are_those_found_by_trying_all():
 @pytest.mark.parametrize("level", LEVELS)
 def test_walks_at_random_are_no_shortest_paths(level):
     rng, n, wins = random.Random(0), 500, 0
-    for task in drawn("ShortestPath", level, n):
+    for task in drawn("llm/ShortestPath-v0", level, n):
         goal, path = task.problem["goal"].lower(), [task.problem["start"].lower()]
         assert (path[0], goal) not in task._weights or task._weights[path[0], goal] > task._length
         while path[-1] != goal:
@@ -269,7 +168,7 @@ def test_walks_at_random_are_no_shortest_paths(level):
                 break
             path.append(goal if goal in ahead else rng.choice(ahead))
         wins += task.is_correct(",".join(path))
-    assert is_bound(task.chance_rate, wins, n)
+    assert is_at_most(wins / n, task.chance_rate, n)
 
 
 # StringRewriting.
@@ -281,25 +180,10 @@ def test_rewriting_by_hand():
     assert rewrite(rules, "bbaa", 100) == ("cbb", [0, 0, 0, 0, 1])
     problem = {"rules": rules, "string": "bbaa"}
     for answer, paid in (("cbb", 1), ("c b b", 1), ("CBB", 1), ("aabb", 0), ("bbaa", 0), ("cb", 0), ("cbd", -0.1)):
-        assert reward("StringRewriting", problem, answer) == pytest.approx(paid)
+        assert reward("llm/StringRewriting-v0", problem, answer) == pytest.approx(paid)
     assert rewrite([["a", "b"], ["b", "a"]], "a", 7) == ("b", [0, 1, 0, 1, 0, 1, 0])
-    assert "1. ba -> (nothing)\nString: bba" in text_of("StringRewriting", {"rules": [["ba", ""]], "string": "bba"})
-
-
-@pytest.mark.parametrize(
-    ("rules", "string", "complaint"),
-    [
-        ([["a", "b"], ["b", "a"]], "a", "must end within"),
-        ([["a", "aa"]], "a", "must end within"),
-        ([["a", ""]], "aa", "must end within"),
-        ([["", "a"]], "a", "may not be empty"),
-        ([["a"]], "a", "pairs of texts"),
-        ([["a", "B"]], "a", "small letters"),
-        ([["a", "b"]], "", "1 to 200 letters"),
-    ],
-)
-def test_string_rewriting_refuses_what_does_not_end(rules, string, complaint):
-    assert is_refused("StringRewriting", {"rules": rules, "string": string}, complaint)
+    text = text_of("llm/StringRewriting-v0", {"rules": [["ba", ""]], "string": "bba"})
+    assert "1. ba -> (nothing)\nString: bba" in text
 
 
 def test_rewriting_with_other_letters_is_the_same_problem():
@@ -312,12 +196,12 @@ def test_rewriting_with_other_letters_is_the_same_problem():
 @pytest.mark.parametrize("level", [*LEVELS, "expert"])
 def test_rewriting_takes_the_steps_of_its_level_and_is_not_sorting(level):
     n, wins = 300, 0
-    for task in drawn("StringRewriting", level, n):
+    for task in drawn("llm/StringRewriting-v0", level, n):
         final, used = rewrite(task.problem["rules"], task.problem["string"], 1_000)
         assert task.settings["steps"][0] <= len(used) <= task.settings["steps"][1]
         assert not any(left in final for left, _ in task.problem["rules"])
         wins += "".join(sorted(task.problem["string"])) == final
-    assert is_bound(task.chance_rate, wins, n)
+    assert is_at_most(wins / n, task.chance_rate, n)
 
 
 def rewritten(rules, string, choose, find=str.find):
@@ -345,7 +229,7 @@ def in_passes(rules, string, n_passes, n_times):
 @pytest.mark.parametrize(("level", "rate"), [("easy", 0.1), ("medium", 0.05), ("hard", 0.05), ("expert", 0.03)])
 def test_who_ignores_the_order_of_the_rules_does_not_win(level, rate):
     rng, n, wins = random.Random(0), 200, Counter()
-    for task in drawn("StringRewriting", level, n):
+    for task in drawn("llm/StringRewriting-v0", level, n):
         rules, string = task.problem["rules"], task.problem["string"]
         played = {
             "from the bottom": rewritten(rules[::-1], string, lambda fitting: fitting[0]),
@@ -357,7 +241,7 @@ def test_who_ignores_the_order_of_the_rules_does_not_win(level, rate):
         }
         wins.update(name for name, final in played.items() if final == task.solution())
     assert task.chance_rate == rate
-    assert is_bound(rate, wins["any"], n)
+    assert is_at_most(wins["any"] / n, rate, n)
     assert set(wins) <= {"any"}
 
 
@@ -378,41 +262,25 @@ WORDS = ["kite", "sun", "apple", "tree"]
 )
 def test_spelling(kind, numbers, letters, right, wrong):
     problem = {"kind": kind, "words": WORDS, "numbers": numbers, "letters": letters}
-    assert reward("SpellNth", problem, right) == 1
-    assert reward("SpellNth", problem, wrong) == 0
-    assert reward("SpellNth", problem, right.replace("-", " ").upper()) == 1
-    assert reward("SpellNth", problem, right.replace("-", "").replace(",", "")) == pytest.approx(
+    assert reward("llm/SpellNth-v0", problem, right) == 1
+    assert reward("llm/SpellNth-v0", problem, wrong) == 0
+    assert reward("llm/SpellNth-v0", problem, right.replace("-", " ").upper()) == 1
+    assert reward("llm/SpellNth-v0", problem, right.replace("-", "").replace(",", "")) == pytest.approx(
         1 if kind == "count" else -0.1
     )
-    assert reward("SpellNth", problem, "suntree") == pytest.approx(-0.1)
+    assert reward("llm/SpellNth-v0", problem, "suntree") == pytest.approx(-0.1)
 
 
 def test_counts_must_be_as_many_as_were_asked_for():
     problem = {"kind": "count", "words": WORDS, "numbers": [1, 4], "letters": "pe"}
-    assert reward("SpellNth", problem, "2, 4") == 1
-    assert reward("SpellNth", problem, "2") == pytest.approx(-0.1)
-    assert reward("SpellNth", problem, "p=2, e=4") == 1
-    assert reward("SpellNth", problem, "p=2, s=4") == pytest.approx(-0.1)
-    assert text_of("SpellNth", problem).endswith(
+    assert reward("llm/SpellNth-v0", problem, "2, 4") == 1
+    assert reward("llm/SpellNth-v0", problem, "2") == pytest.approx(-0.1)
+    assert reward("llm/SpellNth-v0", problem, "p=2, e=4") == 1
+    assert reward("llm/SpellNth-v0", problem, "p=2, s=4") == pytest.approx(-0.1)
+    assert text_of("llm/SpellNth-v0", problem).endswith(
         "How often does each of the letters p, e occur in the words from the 1st to the 4th, both included, taken "
         "together? Give the numbers in this order."
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "words", "numbers", "letters", "complaint"),
-    [
-        ("shout", WORDS, [1], "", "kinds and how many"),
-        ("spell", WORDS, [1], "", "kinds and how many"),
-        ("spell", WORDS, [1, 5], "", "go beyond 4"),
-        ("column", WORDS, [4], "", "go beyond 3"),
-        ("count", WORDS, [3, 2], "p", "not in order"),
-        ("count", WORDS, [1, 2], "", 'needed for "count"'),
-        ("spell", ["Kite", "sun"], [1, 2], "", "small letters"),
-    ],
-)
-def test_spell_nth_refuses(kind, words, numbers, letters, complaint):
-    assert is_refused("SpellNth", {"kind": kind, "words": words, "numbers": numbers, "letters": letters}, complaint)
 
 
 # BaseConversion.
@@ -431,32 +299,18 @@ def test_spell_nth_refuses(kind, words, numbers, letters, complaint):
 )
 def test_base_conversion(numbers, source, target, right):
     problem = {"numbers": numbers, "source": source, "target": target}
-    assert reward("BaseConversion", problem, right) == 1
-    assert reward("BaseConversion", problem, f" 00{right.upper()} ") == 1
-    assert reward("BaseConversion", problem, f"{right}0" if right != "0" else "1") == 0
+    assert reward("llm/BaseConversion-v0", problem, right) == 1
+    assert reward("llm/BaseConversion-v0", problem, f" 00{right.upper()} ") == 1
+    assert reward("llm/BaseConversion-v0", problem, f"{right}0" if right != "0" else "1") == 0
     prefixed = 1 if target == 16 else 0 if target > 33 else -0.1
-    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(prefixed)
-    assert reward("BaseConversion", problem, "int('ff', 16)") == pytest.approx(-0.1)
+    assert reward("llm/BaseConversion-v0", problem, f"0x{right}") == pytest.approx(prefixed)
+    assert reward("llm/BaseConversion-v0", problem, "int('ff', 16)") == pytest.approx(-0.1)
 
 
 def test_to_base_is_undone_by_int():
     for base in range(2, 37):
         for value in (0, 1, base, base**3 - 1, 123_456_789):
             assert int(to_base(value, base), base) == value
-
-
-@pytest.mark.parametrize(
-    ("numbers", "source", "target", "complaint"),
-    [
-        (["12"], 2, 10, "does not have"),
-        (["12"], 10, 37, "from 2 to 36"),
-        ([], 10, 2, "must be a number"),
-        (["-5"], 10, 2, "does not have"),
-        ([5], 10, 2, "must be texts"),
-    ],
-)
-def test_base_conversion_refuses(numbers, source, target, complaint):
-    assert is_refused("BaseConversion", {"numbers": numbers, "source": source, "target": target}, complaint)
 
 
 def test_there_and_back_is_one_problem():
@@ -485,7 +339,7 @@ def test_there_and_back_is_one_problem():
 )
 def test_dates(question, answer):
     assert answer_to(question) == answer
-    assert reward("Calendar", {"questions": [question]}, answer) == 1
+    assert reward("llm/Calendar-v0", {"questions": [question]}, answer) == 1
 
 
 def test_nth_weekdays_are_those_counted_day_by_day():
@@ -498,6 +352,7 @@ def test_nth_weekdays_are_those_counted_day_by_day():
                 assert answer_to(question) == listed[n - 1 if n > 0 else -1]
 
 
+NO_DATE = "is not about dates|must have a kind"
 TWO_DATES = {
     "questions": [
         {"kind": "weekday", "date": "2024-03-15"},
@@ -505,41 +360,6 @@ TWO_DATES = {
         {"kind": "between", "from": "2020-01-01", "to": "2024-01-01"},
     ]
 }
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("Friday; 2024-02-24; 1461", 1),
-        ("fri; 2024-2-24; 1,461", 1),
-        ("Friday\n2024-02-24\n1461", 1),
-        ("Friday; 2024-02-24; 1460", 0),
-        ("Thursday; 2024-02-24; 1461", 0),
-        ("1461; 2024-02-24; Friday", 0),
-        ("Friday; 2024-02-24", -0.1),
-        ("Friday; 24 February 2024; 1461", 1),
-        ("Friday or Saturday; 2024-02-24; 1461", -0.1),
-    ],
-)
-def test_several_questions_about_dates(answer, paid):
-    assert reward("Calendar", TWO_DATES, answer) == pytest.approx(paid)
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        {"kind": "weekday", "date": "2023-02-29"},
-        {"kind": "weekday", "date": 5},
-        {"kind": "weekday"},
-        {"kind": "shift", "date": "9999-12-31", "days": 1},
-        {"kind": "shift", "date": "2000-01-01", "days": 10**30},
-        {"kind": "nth", "n": 5, "weekday": 1, "month": 1, "year": 2000},
-        {"kind": "nth", "n": 1, "weekday": 1, "month": 13, "year": 2000},
-        {"kind": "moon", "date": "2023-02-28"},
-    ],
-)
-def test_calendar_refuses_dates_that_are_none(question):
-    assert is_refused("Calendar", {"questions": [question]}, "is not about dates|must have a kind")
 
 
 # StackMachine.
@@ -560,13 +380,13 @@ def test_calendar_refuses_dates_that_are_none(question):
 def test_stack_machine(program, stack):
     lines = program.split(", ")
     assert run_program(lines) == stack
-    assert reward("StackMachine", {"program": lines}, ", ".join(map(str, stack))) == 1
-    assert reward("StackMachine", {"program": lines}, str(stack)) == 1
-    assert reward("StackMachine", {"program": lines}, " ".join(map(str, stack))) == 1
-    assert reward("StackMachine", {"program": lines}, str([*stack, 1])) == 0
-    assert reward("StackMachine", {"program": lines}, str(stack[::-1])) == (stack == stack[::-1])
-    assert reward("StackMachine", {"program": lines}, "the stack") == pytest.approx(-0.1)
-    assert reward("StackMachine", {"program": lines}, "[]") == pytest.approx(-0.1)
+    assert reward("llm/StackMachine-v0", {"program": lines}, ", ".join(map(str, stack))) == 1
+    assert reward("llm/StackMachine-v0", {"program": lines}, str(stack)) == 1
+    assert reward("llm/StackMachine-v0", {"program": lines}, " ".join(map(str, stack))) == 1
+    assert reward("llm/StackMachine-v0", {"program": lines}, str([*stack, 1])) == 0
+    assert reward("llm/StackMachine-v0", {"program": lines}, str(stack[::-1])) == (stack == stack[::-1])
+    assert reward("llm/StackMachine-v0", {"program": lines}, "the stack") == pytest.approx(-0.1)
+    assert reward("llm/StackMachine-v0", {"program": lines}, "[]") == pytest.approx(-0.1)
 
 
 @pytest.mark.parametrize("level", ["hard", "expert"])
@@ -602,14 +422,105 @@ def test_each_round_of_a_loop_matters(level):
     ],
 )
 def test_stack_machine_refuses_programs_that_fail(program, complaint):
-    assert is_refused("StackMachine", {"program": program.split(", ")}, complaint)
+    require_refused("llm/StackMachine-v0", {"program": program.split(", ")}, complaint)
     if complaint != "leaves an empty stack":
         with pytest.raises(InvalidActionError, match=complaint):
             run_program(program.split(", "))
 
 
 def test_every_instruction_that_occurs_is_explained():
-    for task in drawn("StackMachine", "hard", 30):
+    for task in drawn("llm/StackMachine-v0", "hard", 30):
         explained = task.prompt().partition("Program:")[0]
         for line in task.problem["program"]:
             assert re.search(rf"\b{line.split()[0]}\b", explained)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "answer", "paid"),
+    [
+        ("SortRecords", RECORDS, "Ada, Cleo, Dan, Ben", 0),
+        ("SortRecords", RECORDS, "Ada, Cleo, Ben", 0),
+        ("SortRecords", RECORDS, "Ada, Cleo, Ben, Dan, Eva", 0),
+        ("SortRecords", RECORDS, "Ada, Cleo, Ben, Dan, Ada", -0.1),
+        ("SortRecords", RECORDS, "Ada, Cleo, Ben, Zeno", -0.1),
+        ("SortRecords", RECORDS, "Ada 30, Cleo 30, Ben 25, Dan 25", -0.1),
+        ("ShortestPath", PATHS, "A -> B -> C -> D", 1),
+        ("ShortestPath", PATHS, "A, E, D", 1),
+        ("ShortestPath", PATHS, "a-e-d", 1),
+        ("ShortestPath", PATHS, "A E D", 1),
+        ("ShortestPath", PATHS, "A → E → D", 1),
+        ("ShortestPath", PATHS, "A -> D", 0),
+        ("ShortestPath", PATHS, "D -> E -> A", 0),
+        ("ShortestPath", PATHS, "A -> C -> D", 0),  # no such edge
+        ("ShortestPath", PATHS, "A -> E", 0),
+        ("ShortestPath", PATHS, "A -> E -> D -> E -> D", 0),
+        ("ShortestPath", PATHS, "A", -0.1),
+        ("ShortestPath", PATHS, "A -> F -> D", -0.1),
+        ("ShortestPath", PATHS, "3", -0.1),
+        ("Calendar", TWO_DATES, "Friday; 2024-02-24; 1461", 1),
+        ("Calendar", TWO_DATES, "fri; 2024-2-24; 1,461", 1),
+        ("Calendar", TWO_DATES, "Friday\n2024-02-24\n1461", 1),
+        ("Calendar", TWO_DATES, "Friday; 2024-02-24; 1460", 0),
+        ("Calendar", TWO_DATES, "Thursday; 2024-02-24; 1461", 0),
+        ("Calendar", TWO_DATES, "1461; 2024-02-24; Friday", 0),
+        ("Calendar", TWO_DATES, "Friday; 2024-02-24", -0.1),
+        ("Calendar", TWO_DATES, "Friday; 24 February 2024; 1461", 1),
+        ("Calendar", TWO_DATES, "Friday or Saturday; 2024-02-24; 1461", -0.1),
+    ],
+)
+def test_answers_are_paid(task, problem, answer, paid):
+    assert reward(f"llm/{task}-v0", problem, answer) == pytest.approx(paid)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "complaint"),
+    [
+        ("SortRecords", RECORDS | {"operation": "minus"}, "operation must be"),
+        ("SortRecords", RECORDS | {"keys": [["name", "ascending"]]}, "a key must be"),
+        ("SortRecords", RECORDS | {"b": [["Ben", 26, "Oslo"]]}, "the same in both"),
+        ("SortRecords", RECORDS | {"a": [["Ada", 30, "Rome"], ["Ben", "25", "Oslo"]]}, "all be whole numbers"),
+        ("SortRecords", RECORDS | {"a": [["Ada", 30]]}, "each record must be"),
+        ("SortRecords", RECORDS | {"condition": ["age", "at least", 99]}, "no record is left"),
+        ("SortRecords", RECORDS | {"condition": ["age", ["at least"], 25]}, "a condition must be"),
+        ("SortRecords", RECORDS | {"condition": ["age", "at least", "x"]}, "of the column's type"),
+        ("SortRecords", RECORDS | {"condition": ["city", "above the average of", "age"]}, "needs a column"),
+        ("SortRecords", RECORDS | {"condition": ["age", "above the average of", "town"]}, "needs a column"),
+        ("SortRecords", RECORDS | {"keys": [["same town", "ascending"]]}, "a key must be"),
+        ("ShortestPath", PATHS | {"goal": "A"}, "no path"),
+        ("ShortestPath", PATHS | {"goal": "Z"}, "no path"),
+        ("ShortestPath", PATHS | {"edges": [["A", "D", 0]]}, "whole weight from 1"),
+        ("ShortestPath", PATHS | {"edges": [["A", "A", 1], ["A", "D", 1]]}, "two different nodes"),
+        ("ShortestPath", PATHS | {"edges": [["A", "D", 1], ["D", "A", 2]]}, "is there twice"),
+        ("ShortestPath", PATHS | {"edges": [["A", "D", 1], ["a", "D", 2]]}, "upper and lower case"),
+        ("ShortestPath", PATHS | {"story": 2}, "the story"),
+        ("StringRewriting", {"rules": [["a", "b"], ["b", "a"]], "string": "a"}, "must end within"),
+        ("StringRewriting", {"rules": [["a", "aa"]], "string": "a"}, "must end within"),
+        ("StringRewriting", {"rules": [["a", ""]], "string": "aa"}, "must end within"),
+        ("StringRewriting", {"rules": [["", "a"]], "string": "a"}, "may not be empty"),
+        ("StringRewriting", {"rules": [["a"]], "string": "a"}, "pairs of texts"),
+        ("StringRewriting", {"rules": [["a", "B"]], "string": "a"}, "small letters"),
+        ("StringRewriting", {"rules": [["a", "b"]], "string": ""}, "1 to 200 letters"),
+        ("SpellNth", {"kind": "shout", "words": WORDS, "numbers": [1], "letters": ""}, "kinds and how many"),
+        ("SpellNth", {"kind": "spell", "words": WORDS, "numbers": [1], "letters": ""}, "kinds and how many"),
+        ("SpellNth", {"kind": "spell", "words": WORDS, "numbers": [1, 5], "letters": ""}, "go beyond 4"),
+        ("SpellNth", {"kind": "column", "words": WORDS, "numbers": [4], "letters": ""}, "go beyond 3"),
+        ("SpellNth", {"kind": "count", "words": WORDS, "numbers": [3, 2], "letters": "p"}, "not in order"),
+        ("SpellNth", {"kind": "count", "words": WORDS, "numbers": [1, 2], "letters": ""}, 'needed for "count"'),
+        ("SpellNth", {"kind": "spell", "words": ["Kite", "sun"], "numbers": [1, 2], "letters": ""}, "small letters"),
+        ("BaseConversion", {"numbers": ["12"], "source": 2, "target": 10}, "does not have"),
+        ("BaseConversion", {"numbers": ["12"], "source": 10, "target": 37}, "from 2 to 36"),
+        ("BaseConversion", {"numbers": [], "source": 10, "target": 2}, "must be a number"),
+        ("BaseConversion", {"numbers": ["-5"], "source": 10, "target": 2}, "does not have"),
+        ("BaseConversion", {"numbers": [5], "source": 10, "target": 2}, "must be texts"),
+        ("Calendar", {"questions": [{"kind": "weekday", "date": "2023-02-29"}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "weekday", "date": 5}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "weekday"}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "shift", "date": "9999-12-31", "days": 1}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "shift", "date": "2000-01-01", "days": 10**30}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "nth", "n": 5, "weekday": 1, "month": 1, "year": 2000}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "nth", "n": 1, "weekday": 1, "month": 13, "year": 2000}]}, NO_DATE),
+        ("Calendar", {"questions": [{"kind": "moon", "date": "2023-02-28"}]}, NO_DATE),
+    ],
+)
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

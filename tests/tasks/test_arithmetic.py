@@ -8,26 +8,11 @@ from itertools import permutations, product
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, drawn, is_at_most, require_refused, reward
 
-from llm_envs.errors import InvalidConfigError
 from llm_envs.mathematics.arithmetic import whole_value
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.arithmetic.linear_systems import determinant
 from llm_envs.tasks.arithmetic.stories import STORIES, relations, stock
-
-LEVELS = ("easy", "medium", "hard")
-
-
-def reward(id, problem, answer):
-    env = gym.make(id)
-    env.reset(seed=0, options={"problem": problem})
-    return env.step(format_answer(answer))[1]
-
-
-def is_bound(task, wins, n):
-    """Whether wins of n are explained by the declared chance rate."""
-    return wins / n <= task.chance_rate + 3 * (task.chance_rate / n) ** 0.5
-
 
 # WordProblems.
 
@@ -106,11 +91,8 @@ def test_answers_are_whole_and_not_negative(story):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_blind_patterns_do_not_solve_word_problems(level):
-    task = gym.make("llm/WordProblems-v0", difficulty=level).unwrapped
-    task.reset(seed=0)
     n, wins = 1_500, Counter()
-    for _ in range(n):
-        task.reset()
+    for task in drawn("llm/WordProblems-v0", level, n):
         numbers = [*map(int, re.findall(r"\d+", task.problem["text"])), 0]
         pairs = sum(a * b for a, b in zip(numbers[1::2], numbers[2::2], strict=False))
         guesses = {
@@ -122,34 +104,13 @@ def test_blind_patterns_do_not_solve_word_problems(level):
         }
         wins.update(name for name, guess in guesses.items() if guess == int(task.solution()))
         wins[task.solution()] += 1
-    assert is_bound(task, max(wins.values()), n)
+    assert is_at_most(max(wins.values()) / n, task.chance_rate, n)
 
 
 # LinearSystems.
 
 SYSTEM = {"names": "xy", "equations": [[[2, 3], 0, [0, 0], 13], [[1, -1], 0, [0, 0], -1]]}  # x=2, y=3
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("x=2, y=3", 1),
-        ("y = 3; X = 2", 1),
-        ("x=2\ny=3", 1),
-        ("x = 2 and y = 3.", 1),
-        ("x=2 y=3", 1),
-        ("x=3, y=2", 0),
-        ("x=-2, y=3", 0),
-        ("x=2", -0.1),
-        ("2, 3", -0.1),
-        ("x=2, y=3, z=1", -0.1),
-        ("x=2, x=3, y=3", -0.1),
-        ("x=4/2, y=3", -0.1),
-        ("x=2=2, y=3", -0.1),
-    ],
-)
-def test_linear_systems(answer, paid):
-    assert reward("llm/LinearSystems-v0", SYSTEM, answer) == pytest.approx(paid)
+SUM = [[1, 1], 0, [0, 0], 2]
 
 
 def test_linear_systems_are_written_as_documented():
@@ -158,21 +119,6 @@ def test_linear_systems_are_written_as_documented():
     hard = {"names": "ab", "equations": [[[-1, 0], 4, [2, 1], 0], [[0, 1], 0, [0, 0], 1]]}  # -a + 4 = 2a + b
     assert env.reset(options={"problem": hard})[0] == "-a + 4 = 2a + b\nb = 1"
     assert env.unwrapped.solution() == "a=1, b=1"
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"equations": [[[2, 2], 0, [0, 0], 4], [[1, 1], 0, [0, 0], 2]]}, "no solution, or many"),
-        ({"equations": [[[2, 0], 0, [0, 0], 1], [[1, 1], 0, [0, 0], 2]]}, "the value of x is not whole"),
-        ({"equations": [[[2, 0], 0, [0, 0], 1]]}, "there must be 2 equations"),
-        ({"equations": [[[2], 0, [0, 0], 1]] * 2}, "there must be 2 equations"),
-        ({"names": "xx"}, "different letters"),
-    ],
-)
-def test_linear_systems_refuse_what_cannot_be_solved(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/LinearSystems-v0").reset(options={"problem": SYSTEM | change})
 
 
 def test_determinants():
@@ -216,6 +162,7 @@ def test_drawn_systems_hold(level):
 # Units.
 
 FACTS = [["mile", 8, "furlong"], ["furlong", 10, "chain"], ["week", 7, "day"], ["zarp", 3, "chain"]]
+MILES = {"facts": FACTS, "amount": 3, "source": ["mile"], "target": ["chain"]}
 
 
 @pytest.mark.parametrize(
@@ -248,33 +195,33 @@ def test_units_are_asked_readably():
     assert text.endswith("How many chains per day are 35 miles per week?")
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"amount": 1, "source": ["chain"], "target": ["mile"]}, "not to a whole number"),
-        ({"target": ["day"]}, "not to a whole number"),
-        ({"amount": 0}, "the amount be 1"),
-        ({"source": ["mile", "week"]}, "one unit each"),
-        ({"facts": [["mile", 0, "furlong"]]}, "each fact must be"),
-    ],
-)
-def test_units_refuse_what_has_no_answer(change, complaint):
-    problem = {"facts": FACTS, "amount": 3, "source": ["mile"], "target": ["chain"]} | change
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/Units-v0").reset(options={"problem": problem})
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_factors_at_random_do_not_solve_units(level):
-    task = gym.make("llm/Units-v0", difficulty=level).unwrapped
-    task.reset(seed=0)
     n, wins = 1_500, Counter()
-    for _ in range(n):
-        task.reset()
+    for task in drawn("llm/Units-v0", level, n):
         amount, value = task.problem["amount"], Fraction(int(task.solution()))
         factors = [number for _, number, _ in task.problem["facts"]]
         for signs in product((1, -1, 0), repeat=2):
             guess = amount * Fraction(factors[0]) ** signs[0] * Fraction(factors[1]) ** signs[1]
             wins[signs] += guess == value
         wins[value] += 1
-    assert is_bound(task, max(wins.values()), n)
+    assert is_at_most(max(wins.values()) / n, task.chance_rate, n)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "complaint"),
+    [
+        ("LinearSystems", SYSTEM | {"equations": [[[2, 2], 0, [0, 0], 4], SUM]}, "no solution, or many"),
+        ("LinearSystems", SYSTEM | {"equations": [[[2, 0], 0, [0, 0], 1], SUM]}, "the value of x is not whole"),
+        ("LinearSystems", SYSTEM | {"equations": [[[2, 0], 0, [0, 0], 1]]}, "there must be 2 equations"),
+        ("LinearSystems", SYSTEM | {"equations": [[[2], 0, [0, 0], 1]] * 2}, "there must be 2 equations"),
+        ("LinearSystems", SYSTEM | {"names": "xx"}, "different letters"),
+        ("Units", MILES | {"amount": 1, "source": ["chain"], "target": ["mile"]}, "not to a whole number"),
+        ("Units", MILES | {"target": ["day"]}, "not to a whole number"),
+        ("Units", MILES | {"amount": 0}, "the amount be 1"),
+        ("Units", MILES | {"source": ["mile", "week"]}, "one unit each"),
+        ("Units", MILES | {"facts": [["mile", 0, "furlong"]]}, "each fact must be"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

@@ -8,6 +8,7 @@ import sys
 
 import gymnasium as gym
 import pytest
+from machine import busy
 
 from llm_envs.checker.catalogue import example_kwargs, suite_ids
 from llm_envs.errors import InvalidConfigError, MissingExtraError
@@ -270,83 +271,56 @@ def test_tasks_that_need_data_are_no_part_of_the_suite():
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("name", "reply", "expected"),
     [
-        ("1000+234=1234\n#### 1234", 1),
-        ("#### 1,234", 1),
-        ("#### 1,234.", 1),
-        ("#### 1235", 0),
-        ("#### 1234.0", 0),  # the repository compares texts
-        ("#### 1235\n#### 1234", -1),
-        ("#### 1234\n\nChecked:\n#### 1,234", 1),
-        ("####1234", -1),
-        ("#### $1234", -1),
-        ("1234", -1),
-        ("<think>#### 1234</think> I do not know.", -1),
-        ("<think>#### 7</think>#### 1234", 1),
-        ("<think>#### 1234", -1),
+        ("GSM8K", "1000+234=1234\n#### 1234", 1),
+        ("GSM8K", "#### 1,234", 1),
+        ("GSM8K", "#### 1,234.", 1),
+        ("GSM8K", "#### 1235", 0),
+        ("GSM8K", "#### 1234.0", 0),  # the repository compares texts
+        ("GSM8K", "#### 1235\n#### 1234", -1),
+        ("GSM8K", "#### 1234\n\nChecked:\n#### 1,234", 1),
+        ("GSM8K", "####1234", -1),
+        ("GSM8K", "#### $1234", -1),
+        ("GSM8K", "1234", -1),
+        ("GSM8K", "<think>#### 1234</think> I do not know.", -1),
+        ("GSM8K", "<think>#### 7</think>#### 1234", 1),
+        ("GSM8K", "<think>#### 1234", -1),
+        ("MATH500", r"So it is $\boxed{\frac{1}{4}}$.", 1),
+        ("MATH500", r"\boxed{0.25}", 1),
+        ("MATH500", r"\boxed{\frac14}", 1),
+        ("MATH500", r"\boxed{\frac{3}{12}}", 1),
+        ("MATH500", r"\boxed{\frac{1}{2}\cdot\frac{1}{2}}", 0),
+        ("MATH500", r"\boxed{\frac{1}{4}} or \boxed{\frac{1}{2}}", -1),
+        ("MATH500", r"\boxed{\frac{1}{4}", -1),
+        ("MATH500", r"\frac{1}{4}", -1),
+        ("AIME", r"\boxed{33}", 1),
+        ("AIME", r"\boxed{033}", 1),
+        ("AIME", r"$\boxed{33}$ and again \boxed{33}", 1),
+        ("AIME", r"\boxed{34}", 0),
+        ("AIME", r"\boxed{0033}", -1),
+        ("AIME", r"\boxed{33 or 34}", -1),
+        ("AIME", r"\boxed{30+3}", -1),
+        ("AIME", "33", -1),
+        ("MMLU", "Three.\nAnswer: C", 1),
+        ("MMLU", "**Answer: C**", 1),
+        ("MMLU", "answer: C", 1),
+        ("MMLU", "Answer: c", -1),  # simple-evals compares it with the capital letter
+        ("MMLU", "Answer: $\\boxed{C}$", 1),
+        ("MMLU", "Answer: C) 3", 1),
+        ("MMLU", "Answer: A", 0),
+        ("MMLU", "Answer: Certainly 3", -1),
+        ("MMLU", "Answer: C or D", -1),
+        ("MMLU", "Answer: C, not A", -1),
+        ("MMLU", "Answer: A\nAnswer: C", -1),
+        ("MMLU", "Answer: C\nAnswer: C", 1),
+        ("MMLU", "Answer: 3", -1),
+        ("MMLU", "C", -1),
+        ("MMLU", "Answer: ABCD", -1),
     ],
 )
-def test_gsm8k(reply, expected):
-    assert paid("GSM8K", reply) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (r"So it is $\boxed{\frac{1}{4}}$.", 1),
-        (r"\boxed{0.25}", 1),
-        (r"\boxed{\frac14}", 1),
-        (r"\boxed{\frac{3}{12}}", 1),
-        (r"\boxed{\frac{1}{2}\cdot\frac{1}{2}}", 0),
-        (r"\boxed{\frac{1}{4}} or \boxed{\frac{1}{2}}", -1),
-        (r"\boxed{\frac{1}{4}", -1),
-        (r"\frac{1}{4}", -1),
-    ],
-)
-def test_math500(reply, expected):
-    assert paid("MATH500", reply) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (r"\boxed{33}", 1),
-        (r"\boxed{033}", 1),
-        (r"$\boxed{33}$ and again \boxed{33}", 1),
-        (r"\boxed{34}", 0),
-        (r"\boxed{0033}", -1),
-        (r"\boxed{33 or 34}", -1),
-        (r"\boxed{30+3}", -1),
-        ("33", -1),
-    ],
-)
-def test_aime(reply, expected):
-    assert paid("AIME", reply) == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("Three.\nAnswer: C", 1),
-        ("**Answer: C**", 1),
-        ("answer: C", 1),
-        ("Answer: c", -1),  # simple-evals compares it with the capital letter
-        ("Answer: $\\boxed{C}$", 1),
-        ("Answer: C) 3", 1),
-        ("Answer: A", 0),
-        ("Answer: Certainly 3", -1),
-        ("Answer: C or D", -1),
-        ("Answer: C, not A", -1),
-        ("Answer: A\nAnswer: C", -1),
-        ("Answer: C\nAnswer: C", 1),
-        ("Answer: 3", -1),
-        ("C", -1),
-        ("Answer: ABCD", -1),
-    ],
-)
-def test_mmlu(reply, expected):
-    assert paid("MMLU", reply) == expected
+def test_replies(name, reply, expected):
+    assert paid(name, reply) == expected
 
 
 def test_gpqa_shuffles_by_the_seed():
@@ -540,13 +514,10 @@ def test_time_without_a_processor_is_not_a_programs(monkeypatch):
     monkeypatch.setattr(code_judging, "TIMEOUT_S", 1.0)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})  # children have it too
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    loop = "def f():\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass"
     try:
-        loop = "def f():\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass"
-        assert passes_tests(f"import time\n{loop}", "", ["f"], "f()")
-        assert not passes_tests(f"import time\n{loop.replace('0.3', '1.5')}", "", ["f"], "f()")
+        with busy(4):
+            assert passes_tests(f"import time\n{loop}", "", ["f"], "f()")
+            assert not passes_tests(f"import time\n{loop.replace('0.3', '1.5')}", "", ["f"], "f()")
     finally:
         os.sched_setaffinity(0, before)
-        for other in others:
-            other.kill()
-            other.wait()

@@ -11,6 +11,7 @@ from itertools import chain
 
 import gymnasium as gym
 import pytest
+from task_play import reward
 
 from llm_envs.checker.comparing import compared_repairs, digits_for_words
 from llm_envs.errors import InvalidActionError, InvalidConfigError
@@ -41,35 +42,9 @@ from llm_envs.tasks.sqlite_world import Database
 pytest.importorskip("pydantic_monty")
 
 
-def reward(id, problem, answer, **kwargs):
-    """Answer a given problem; return the reward."""
-    env = gym.make(id, **kwargs)
-    env.reset(options={"problem": problem})
-    return env.step(f"<answer>{answer}</answer>")[1]
-
-
 # WriteFunction.
 
 EVEN_SUM = {"program": [["even", 0], ["sum", 0]], "inputs": [[], [4], [1, 2, 4], [-2, 3], [1, 2], [3, 4]]}
-
-
-@pytest.mark.parametrize(
-    ("code", "paid"),
-    [
-        ("def f(xs):\n    return sum(x for x in xs if x % 2 == 0)", 1),
-        ("```python\ndef f(xs):\n    n = 0\n    for x in xs:\n        n += x * (x % 2 == 0)\n    return n\n```", 1),
-        ("f = lambda xs: sum([x for x in xs if x % 2 == 0])", 1),
-        ("def f(xs):\n    return 2 if xs == [1, 2] else 4", 0),  # the two that are shown
-        ("def f(xs):\n    return sum(xs)", 0),
-        ("def f(xs):\n    return xs[0]", 0),  # raises on the empty list
-        ("def f(xs):\n    while True:\n        pass", 0),
-        ("def f(xs) return 1", 0),
-        ("def f(xs):\n    return [x for x in xs", 0),
-        ("6", -0.1),
-    ],
-)
-def test_write_function(code, paid):
-    assert reward("llm/WriteFunction-v0", EVEN_SUM, code) == pytest.approx(paid)
 
 
 def test_every_step_and_every_result_is_drawn():
@@ -169,28 +144,6 @@ def sum_with(condition):
     inputs = [[], [3], [4], [2, 3, 4, 5], [9, -3, 1]]
     return {"function": SUM, "written": SUM, "mistake": number, "names": list(LETTERS), "inputs": inputs, "shown": 1,
             "former": -1}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("4: if c > 3:", 1),
-        ("line 4:         if c > 3:  # not 3", 1),
-        ("4: if not c <= 3:", 1),  # as right
-        ("4: if c >= 3:", 0),
-        ("5: b += c * c + 1", 0),
-        ("4: if c > (", 0),
-        ("4: if c > 3 and c * c > 9 and True:", -0.1),  # right, but not a repair
-        ("2: return 2 + sum([c * c for c in a if c > 3])", -0.1),
-        ("4: while True: pass", -0.1),
-        ("if c > 3:", -0.1),
-        ("9: if c > 3:", -0.1),
-        ("0: if c > 3:", -0.1),
-        ("4: if c > 3:\n5: b += c * c", -0.1),  # one line only
-    ],
-)
-def test_repair_function(answer, paid):
-    assert reward("llm/RepairFunction-v0", sum_with(["one", ">=", 3]), answer) == pytest.approx(paid)
 
 
 def test_a_function_is_shown_with_its_mistake():
@@ -449,15 +402,6 @@ def test_a_program_prints_to_itself(capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [("3\n[1, 2]", 1), ("  3 \n[1,  2]\n", 1), ("3 [1, 2]", 0), ("[1, 2]\n3", 0), ("3", 0), ("", -0.1)],
-)
-def test_predict_output(answer, paid):
-    problem = {"program": "print(3)\nprint([1, 2])", "output": "3\n[1, 2]"}
-    assert reward("llm/PredictOutput-v0", problem, answer) == pytest.approx(paid)
-
-
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_programs_end_and_print_what_is_said(level):
     env = gym.make("llm/PredictOutput-v0", difficulty=level)
@@ -519,27 +463,6 @@ WORLD = {
     ],
 }
 OSLO = {"world": WORLD, "kind": "listed", "values": ["a", "Riga", "<=", 50, "ASC"]}
-
-
-@pytest.mark.parametrize(
-    ("query", "paid"),
-    [
-        ("SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age, name", 1),
-        (
-            "```sql\nselect name, age from customers c where c.city not like 'riga' and age < 51 order by 2, 1;\n```",
-            1,
-        ),
-        ("SELECT 'Ada', 30 UNION SELECT 'Cleo', 50", 0),  # right here, wrong on other rows
-        ("SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age DESC, name", 0),
-        ("SELECT name FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age, name", 0),
-        ("SELECT name, age FROM customers WHERE id IN (1, 3) ORDER BY age", 0),
-        ("DELETE FROM customers", -0.1),
-        ("SELECT nothing FROM customers", -0.1),
-        ("SELECT 1; SELECT 2", -0.1),
-    ],
-)
-def test_sql_query(query, paid):
-    assert reward("llm/SQLQuery-v0", OSLO, query) == pytest.approx(paid)
 
 
 BY_HAND = [
@@ -709,7 +632,7 @@ def test_a_question_without_rows_is_refused():
         gym.make("llm/SQLQuery-v0").reset(options={"problem": OSLO | {"values": ["a", "Riga", ">", 50, "ASC"]}})
 
 
-# Natural forms of answers.
+# Answers to each, in plain and in natural forms.
 
 SUM_CODE = "def f(xs):\n    return sum(x for x in xs if x % 2 == 0)"
 OUTPUT = {"program": "print(3)\nprint([1, 2])", "output": "3\n[1, 2]"}
@@ -720,6 +643,54 @@ QUERY = "SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDE
 @pytest.mark.parametrize(
     ("name", "problem", "answer", "paid"),
     [
+        ("WriteFunction", EVEN_SUM, SUM_CODE, 1),
+        (
+            "WriteFunction",
+            EVEN_SUM,
+            "```python\ndef f(xs):\n    n = 0\n    for x in xs:\n        n += x * (x % 2 == 0)\n    return n\n```",
+            1,
+        ),
+        ("WriteFunction", EVEN_SUM, "f = lambda xs: sum([x for x in xs if x % 2 == 0])", 1),
+        ("WriteFunction", EVEN_SUM, "def f(xs):\n    return 2 if xs == [1, 2] else 4", 0),  # the two that are shown
+        ("WriteFunction", EVEN_SUM, "def f(xs):\n    return sum(xs)", 0),
+        ("WriteFunction", EVEN_SUM, "def f(xs):\n    return xs[0]", 0),  # raises on the empty list
+        ("WriteFunction", EVEN_SUM, "def f(xs):\n    while True:\n        pass", 0),
+        ("WriteFunction", EVEN_SUM, "def f(xs) return 1", 0),
+        ("WriteFunction", EVEN_SUM, "def f(xs):\n    return [x for x in xs", 0),
+        ("WriteFunction", EVEN_SUM, "6", -0.1),
+        ("RepairFunction", WRONG_LINE, "4: if c > 3:", 1),
+        ("RepairFunction", WRONG_LINE, "line 4:         if c > 3:  # not 3", 1),
+        ("RepairFunction", WRONG_LINE, "4: if not c <= 3:", 1),  # as right
+        ("RepairFunction", WRONG_LINE, "4: if c >= 3:", 0),
+        ("RepairFunction", WRONG_LINE, "5: b += c * c + 1", 0),
+        ("RepairFunction", WRONG_LINE, "4: if c > (", 0),
+        ("RepairFunction", WRONG_LINE, "4: if c > 3 and c * c > 9 and True:", -0.1),  # right, but not a repair
+        ("RepairFunction", WRONG_LINE, "2: return 2 + sum([c * c for c in a if c > 3])", -0.1),
+        ("RepairFunction", WRONG_LINE, "4: while True: pass", -0.1),
+        ("RepairFunction", WRONG_LINE, "if c > 3:", -0.1),
+        ("RepairFunction", WRONG_LINE, "9: if c > 3:", -0.1),
+        ("RepairFunction", WRONG_LINE, "0: if c > 3:", -0.1),
+        ("RepairFunction", WRONG_LINE, "4: if c > 3:\n5: b += c * c", -0.1),  # one line only
+        ("PredictOutput", OUTPUT, "3\n[1, 2]", 1),
+        ("PredictOutput", OUTPUT, "  3 \n[1,  2]\n", 1),
+        ("PredictOutput", OUTPUT, "3 [1, 2]", 0),
+        ("PredictOutput", OUTPUT, "[1, 2]\n3", 0),
+        ("PredictOutput", OUTPUT, "3", 0),
+        ("PredictOutput", OUTPUT, "", -0.1),
+        ("SQLQuery", OSLO, QUERY, 1),
+        (
+            "SQLQuery",
+            OSLO,
+            "```sql\nselect name, age from customers c where c.city not like 'riga' and age < 51 order by 2, 1;\n```",
+            1,
+        ),
+        ("SQLQuery", OSLO, "SELECT 'Ada', 30 UNION SELECT 'Cleo', 50", 0),  # right here, wrong on other rows
+        ("SQLQuery", OSLO, QUERY.replace("BY age", "BY age DESC"), 0),
+        ("SQLQuery", OSLO, QUERY.replace("name, age", "name", 1), 0),
+        ("SQLQuery", OSLO, "SELECT name, age FROM customers WHERE id IN (1, 3) ORDER BY age", 0),
+        ("SQLQuery", OSLO, "DELETE FROM customers", -0.1),
+        ("SQLQuery", OSLO, "SELECT nothing FROM customers", -0.1),
+        ("SQLQuery", OSLO, "SELECT 1; SELECT 2", -0.1),
         ("WriteFunction", EVEN_SUM, f"Here is the function:\n```python\n{SUM_CODE}\n```\nIt adds the even numbers.", 1),
         ("WriteFunction", EVEN_SUM, f"```\n{SUM_CODE}\n```", 1),
         ("WriteFunction", EVEN_SUM, f"```python\n{SUM_CODE}\n```\n```python\ndef f(xs):\n    return 0\n```", 0),
@@ -742,7 +713,7 @@ QUERY = "SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDE
         ("SQLQuery", OSLO, f"```sql\n{QUERY};\n```\nor\n```sql\nSELECT 1\n```", -0.1),
     ],
 )
-def test_natural_forms(name, problem, answer, paid):
+def test_answers_are_paid(name, problem, answer, paid):
     assert reward(f"llm/{name}-v0", problem, answer) == pytest.approx(paid)
 
 

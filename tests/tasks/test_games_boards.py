@@ -6,43 +6,13 @@ from itertools import combinations
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, is_at_most, make, play, require_refused, share_of_wins
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import DIRECTIONS, cell_name
 from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells, safest_cell
 from llm_envs.tasks.games.sokoban import _read as read_warehouse
-
-LEVELS = ["easy", "medium", "hard"]
-
-
-def play(id, problem, *answers, **kwargs):
-    """Play a problem; return (observation, reward, terminated, truncated) of each step."""
-    env = gym.make(id, **kwargs)
-    env.reset(seed=0, options={"problem": problem})
-    return [env.step(format_answer(answer))[:4] for answer in answers]
-
-
-def make(id, level=None, **kwargs):
-    return gym.make(id, difficulty=level, **kwargs).unwrapped
-
-
-def share_of_wins(env, choose, n):
-    """Return how often the player wins that answers `choose(env, rng)`."""
-    rng, wins = random.Random(0), 0
-    for seed in range(n):
-        env.reset(seed=seed)
-        over = False
-        while not over:
-            _, _, terminated, truncated, info = env.step(format_answer(choose(env, rng)))
-            over = terminated or truncated
-        wins += info["is_success"]
-    return wins / n
-
-
-def is_at_most(rate, declared, n):
-    return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
-
 
 # Sokoban.
 
@@ -171,21 +141,6 @@ def test_moving_at_random_wins_sokoban_at_most_at_the_chance_rate(level):
     n = {"easy": 80, "medium": 25, "hard": 12}[level]
     env = make("llm/Sokoban-v0", level, max_turns=150)  # one move a reply
     assert is_at_most(share_of_wins(env, choose, n), env.chance_rate, n)
-
-
-@pytest.mark.parametrize(
-    ("problem", "complaint"),
-    [
-        ({"rows": ["#####", "#PBT#", "#####"], "moves": 0}, "not in so many moves"),
-        ({"rows": ["#####", "#PB_#", "#####"], "moves": 5}, "as many targets"),
-        ({"rows": ["#####", "#PX_#", "#####"], "moves": 5}, "not all on targets"),
-        ({"rows": ["#####", "#_BT#", "#####"], "moves": 5}, "with one P or Q"),
-        ({"rows": ["#####", "#PBT_", "#####"], "moves": 5}, "walls must stand all around"),
-    ],
-)
-def test_sokoban_refuses_what_cannot_be_played(problem, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/Sokoban-v0").reset(options={"problem": problem})
 
 
 # Minesweeper.
@@ -333,15 +288,19 @@ def test_where_only_guessing_helps_the_oracle_knows():
 
 
 @pytest.mark.parametrize(
-    ("problem", "complaint"),
+    ("task", "problem", "complaint"),
     [
-        ({"rows": ["..", ".*"], "first": "B2"}, "must have no mine"),
-        ({"rows": ["...", "..."], "first": "A1"}, "leave something to open"),
-        ({"rows": ["..", ".*"], "first": "C1"}, "not a cell of the board"),
-        ({"rows": ["..", ".x"], "first": "A1"}, "1 to 26 of"),
-        ({"rows": ["..", "."], "first": "A1"}, "of one length"),
+        ("Sokoban", {"rows": ["#####", "#PBT#", "#####"], "moves": 0}, "not in so many moves"),
+        ("Sokoban", {"rows": ["#####", "#PB_#", "#####"], "moves": 5}, "as many targets"),
+        ("Sokoban", {"rows": ["#####", "#PX_#", "#####"], "moves": 5}, "not all on targets"),
+        ("Sokoban", {"rows": ["#####", "#_BT#", "#####"], "moves": 5}, "with one P or Q"),
+        ("Sokoban", {"rows": ["#####", "#PBT_", "#####"], "moves": 5}, "walls must stand all around"),
+        ("Minesweeper", {"rows": ["..", ".*"], "first": "B2"}, "must have no mine"),
+        ("Minesweeper", {"rows": ["...", "..."], "first": "A1"}, "leave something to open"),
+        ("Minesweeper", {"rows": ["..", ".*"], "first": "C1"}, "not a cell of the board"),
+        ("Minesweeper", {"rows": ["..", ".x"], "first": "A1"}, "1 to 26 of"),
+        ("Minesweeper", {"rows": ["..", "."], "first": "A1"}, "of one length"),
     ],
 )
-def test_minesweeper_refuses_what_cannot_be_played(problem, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/Minesweeper-v0").reset(options={"problem": problem})
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

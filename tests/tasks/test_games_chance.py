@@ -10,6 +10,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv as GymnasiumCli
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymnasiumFrozenLake
 from gymnasium.envs.toy_text.taxi import TaxiEnv as GymnasiumTaxi
 from open_loop import FixedPlay, best_plan
+from task_play import LEVELS, is_at_most, make, oracle, play, require_refused, results
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
@@ -17,46 +18,12 @@ from llm_envs.tasks.games import blackjack, cliff_walking, frozen_lake, taxi
 from llm_envs.tasks.games.game import DIRECTIONS
 from llm_envs.tasks.games.toy_text import made, plan
 
-LEVELS = ["easy", "medium", "hard"]
 COUNTED = [1.0] * 4 + [0.5**n for n in range(1, 100)]
 """What the first, second, ... mistake of an episode counts."""
 
 
-def play(id, problem, *answers, **kwargs):
-    """Play a problem; return (observation, reward, terminated, truncated) of each step."""
-    env = gym.make(id, **kwargs)
-    env.reset(seed=0, options={"problem": problem})
-    return [env.step(format_answer(answer))[:4] for answer in answers]
-
-
-def make(id, level=None, **kwargs):
-    return gym.make(id, difficulty=level, **kwargs).unwrapped
-
-
-def results(env, choose, n):
-    """Return the mean of what the player `choose(env, rng)` earns, and of its successes."""
-    rng, earned, wins = random.Random(0), 0.0, 0
-    for seed in range(n):
-        env.reset(seed=seed)
-        over = False
-        while not over:
-            _, reward, terminated, truncated, info = env.step(choose(env, rng))
-            over = terminated or truncated
-            earned += reward
-        wins += info["is_success"]
-    return earned / n, wins / n
-
-
-def oracle(env, rng):
-    return env.oracle()
-
-
 def stick(env, rng):
     return format_answer("stick")
-
-
-def is_at_most(rate, declared, n):
-    return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
 
 
 @pytest.mark.parametrize(
@@ -173,20 +140,6 @@ def test_going_down_and_right_at_random_crosses_the_lake_at_most_at_the_chance_r
     env = make("llm/FrozenLake-v0", level)
     _, rate = results(env, lambda env, rng: format_answer(rng.choice(("down", "right"))), 50)
     assert is_at_most(rate, env.chance_rate, 50)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"map": ["SF", "HHH"]}, "a square of 2 to 12 rows"),
-        ({"map": ["FS", "FG"]}, "with S first, G last"),
-        ({"map": ["SH", "HG"]}, "a way to the goal"),
-        ({"seed": -1}, "its seed must be"),
-    ],
-)
-def test_frozen_lake_refuses_what_cannot_be_played(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/FrozenLake-v0").reset(options={"problem": LAKE | change})
 
 
 # CliffWalking.
@@ -310,15 +263,6 @@ def test_a_blind_walk_along_the_slippery_cliff_wins_at_most_at_the_chance_rate(l
         assert is_at_most(rate, env.chance_rate, 40)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [({"start": 40}, "from 0 to 36"), ({"view": "inside out"}, "its view must be one of plain")],
-)
-def test_cliff_walking_refuses_what_cannot_be_played(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/CliffWalking-v0").reset(options={"problem": {"start": 0, "view": "plain", "seed": 0} | change})
-
-
 # Taxi.
 
 FARE = {"row": 0, "column": 1, "passenger": "R", "destination": "Y", "seed": 0}
@@ -388,19 +332,6 @@ def test_driving_at_random_arrives_at_most_at_the_chance_rate(level):
     env = make("llm/Taxi-v0", level)
     blind = plan(toy.P, env.max_turns, lambda reward, terminated: float(terminated), at_random=range(6)).values[-1]
     assert (toy.initial_state_distrib * blind).sum() <= env.chance_rate
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"row": 5}, "from 0 to 4"),
-        ({"destination": "R"}, "two of R, G, Y, B"),
-        ({"passenger": "X"}, "two of R, G, Y, B"),
-    ],
-)
-def test_taxi_refuses_what_cannot_be_played(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/Taxi-v0").reset(options={"problem": FARE | change})
 
 
 @pytest.mark.parametrize(
@@ -629,3 +560,21 @@ def test_falls_of_an_episode_count_five_at_most():
     assert env.return_range == (-1.0, 1.0)
     earned = sum(env.step(format_answer("right"))[1] for _ in range(80))
     assert env.n_turns == 80 and -0.5 <= earned < -0.49
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "complaint"),
+    [
+        ("FrozenLake", LAKE | {"map": ["SF", "HHH"]}, "a square of 2 to 12 rows"),
+        ("FrozenLake", LAKE | {"map": ["FS", "FG"]}, "with S first, G last"),
+        ("FrozenLake", LAKE | {"map": ["SH", "HG"]}, "a way to the goal"),
+        ("FrozenLake", LAKE | {"seed": -1}, "its seed must be"),
+        ("CliffWalking", {"start": 40, "view": "plain", "seed": 0}, "from 0 to 36"),
+        ("CliffWalking", {"start": 0, "view": "inside out", "seed": 0}, "its view must be one of plain"),
+        ("Taxi", FARE | {"row": 5}, "from 0 to 4"),
+        ("Taxi", FARE | {"destination": "R"}, "two of R, G, Y, B"),
+        ("Taxi", FARE | {"passenger": "X"}, "two of R, G, Y, B"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

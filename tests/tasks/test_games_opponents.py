@@ -5,49 +5,13 @@ from functools import cache
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, is_at_most, make, oracle, play, require_refused, results
 
 from llm_envs.env import split_of
-from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.games import tic_tac_toe as ttt
 from llm_envs.tasks.games.connect_four_search import N_COLUMNS, N_ROWS, Position, best_columns
 from llm_envs.tasks.games.game import cell_name
-
-LEVELS = ["easy", "medium", "hard"]
-
-
-def play(id, problem, *answers, **kwargs):
-    """Play a problem; return (observation, reward, terminated, truncated) of each step."""
-    env = gym.make(id, **kwargs)
-    env.reset(seed=0, options={"problem": problem})
-    return [env.step(format_answer(answer))[:4] for answer in answers]
-
-
-def make(id, level=None, **kwargs):
-    return gym.make(id, difficulty=level, **kwargs).unwrapped
-
-
-def results(env, choose, n):
-    """Return the mean of what the player `choose(env, rng)` earns, and of its successes."""
-    rng, earned, wins = random.Random(0), 0.0, 0
-    for seed in range(n):
-        env.reset(seed=seed)
-        over = False
-        while not over:
-            _, reward, terminated, truncated, info = env.step(choose(env, rng))
-            over = terminated or truncated
-            earned += reward
-        wins += info["is_success"]
-    return earned / n, wins / n
-
-
-def oracle(env, rng):
-    return env.oracle()
-
-
-def is_at_most(rate, declared, n):
-    return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
-
 
 # Tic-tac-toe.
 
@@ -206,20 +170,6 @@ def test_marks_without_looking_win_at_most_at_the_chance_rate(level, order):
 
     env = make("llm/TicTacToe-v0", level)
     assert is_at_most(results(env, choose, 100)[1], env.chance_rate, 100)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"board": "XXXOO...."}, "the game not over"),
-        ({"agent": "O"}, "it must be the agent's turn"),
-        ({"board": "XX.OO..."}, "9 of X, O and ."),
-        ({"agent": "Z"}, "its agent X or O"),
-    ],
-)
-def test_tic_tac_toe_refuses_what_cannot_be_played(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/TicTacToe-v0").reset(options={"problem": BOARD | change})
 
 
 # Connect Four.
@@ -413,8 +363,16 @@ def test_discs_without_looking_win_at_most_at_the_chance_rate(level, order):
 
 
 @pytest.mark.parametrize(
-    ("opening", "complaint"), [("4444444", "not full"), ("48", "columns 1 to 7"), ("1212121", "must not be over")]
+    ("task", "problem", "complaint"),
+    [
+        ("TicTacToe", BOARD | {"board": "XXXOO...."}, "the game not over"),
+        ("TicTacToe", BOARD | {"agent": "O"}, "it must be the agent's turn"),
+        ("TicTacToe", BOARD | {"board": "XX.OO..."}, "9 of X, O and ."),
+        ("TicTacToe", BOARD | {"agent": "Z"}, "its agent X or O"),
+        ("ConnectFour", {"opening": "4444444", "seed": 0}, "not full"),
+        ("ConnectFour", {"opening": "48", "seed": 0}, "columns 1 to 7"),
+        ("ConnectFour", {"opening": "1212121", "seed": 0}, "must not be over"),
+    ],
 )
-def test_connect_four_refuses_what_cannot_be_played(opening, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/ConnectFour-v0").reset(options={"problem": {"opening": opening, "seed": 0}})
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

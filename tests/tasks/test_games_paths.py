@@ -1,48 +1,15 @@
 """Maze and Tower of Hanoi: hand-worked games, and what random players earn."""
 
-import random
 from itertools import product
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, is_at_most, make, play, require_refused, share_of_wins
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import DIRECTIONS
 from llm_envs.tasks.games.maze import _distances as maze_distances
 from llm_envs.tasks.games.tower_of_hanoi import _distances as hanoi_distances
 from llm_envs.tasks.games.tower_of_hanoi import _moves as hanoi_moves
-
-LEVELS = ["easy", "medium", "hard"]
-
-
-def play(id, problem, *answers, **kwargs):
-    """Play a problem; return (observation, reward, terminated, truncated) of each step."""
-    env = gym.make(id, **kwargs)
-    env.reset(seed=0, options={"problem": problem})
-    return [env.step(format_answer(answer))[:4] for answer in answers]
-
-
-def make(id, level=None, **kwargs):
-    return gym.make(id, difficulty=level, **kwargs).unwrapped
-
-
-def share_of_wins(env, choose, n):
-    """Return how often the player wins that answers `choose(env, rng)`."""
-    rng, wins = random.Random(0), 0
-    for seed in range(n):
-        env.reset(seed=seed)
-        over = False
-        while not over:
-            _, _, terminated, truncated, info = env.step(format_answer(choose(env, rng)))
-            over = terminated or truncated
-        wins += info["is_success"]
-    return wins / n
-
-
-def is_at_most(rate, declared, n):
-    return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
-
 
 # Maze.
 
@@ -164,22 +131,6 @@ def test_walking_at_random_wins_the_maze_at_most_at_the_chance_rate(level):
     assert is_at_most(share_of_wins(env, choose, 40), env.chance_rate, 40)
 
 
-@pytest.mark.parametrize(
-    ("problem", "complaint"),
-    [
-        ({"rows": ["#####", "#S.G#", "#####"], "moves": 1}, "cannot be reached in so many moves"),
-        ({"rows": ["#####", "#S#G#", "#####"], "moves": 9}, "cannot be reached"),
-        ({"rows": ["#####", "#S.G.", "#####"], "moves": 9}, "walls must stand all around"),
-        ({"rows": ["#####", "#S..#", "#####"], "moves": 9}, 'one "S" and one "G"'),
-        ({"rows": ["####", "#SG#"], "moves": 9}, "3 to 26 texts"),
-        ({"rows": ["#####", "#SG#", "#####"], "moves": 9}, "of one length"),
-    ],
-)
-def test_maze_refuses_what_cannot_be_played(problem, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/Maze-v0").reset(options={"problem": problem})
-
-
 # Tower of Hanoi.
 
 
@@ -255,14 +206,19 @@ def test_moving_at_random_wins_hanoi_at_most_at_the_chance_rate(level):
 
 
 @pytest.mark.parametrize(
-    ("problem", "complaint"),
+    ("task", "problem", "complaint"),
     [
-        ({"start": "AAA", "goal": "CCC", "moves": 6}, "within so many moves"),
-        ({"start": "AAA", "goal": "AAA", "moves": 6}, "another order than its start"),
-        ({"start": "AAD", "goal": "CCC", "moves": 9}, "pegs A, B, C"),
-        ({"start": "AAA", "goal": "CC", "moves": 9}, "as many in both"),
+        ("Maze", {"rows": ["#####", "#S.G#", "#####"], "moves": 1}, "cannot be reached in so many moves"),
+        ("Maze", {"rows": ["#####", "#S#G#", "#####"], "moves": 9}, "cannot be reached"),
+        ("Maze", {"rows": ["#####", "#S.G.", "#####"], "moves": 9}, "walls must stand all around"),
+        ("Maze", {"rows": ["#####", "#S..#", "#####"], "moves": 9}, 'one "S" and one "G"'),
+        ("Maze", {"rows": ["####", "#SG#"], "moves": 9}, "3 to 26 texts"),
+        ("Maze", {"rows": ["#####", "#SG#", "#####"], "moves": 9}, "of one length"),
+        ("TowerOfHanoi", {"start": "AAA", "goal": "CCC", "moves": 6}, "within so many moves"),
+        ("TowerOfHanoi", {"start": "AAA", "goal": "AAA", "moves": 6}, "another order than its start"),
+        ("TowerOfHanoi", {"start": "AAD", "goal": "CCC", "moves": 9}, "pegs A, B, C"),
+        ("TowerOfHanoi", {"start": "AAA", "goal": "CC", "moves": 9}, "as many in both"),
     ],
 )
-def test_hanoi_refuses_what_cannot_be_played(problem, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        make("llm/TowerOfHanoi-v0").reset(options={"problem": problem})
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

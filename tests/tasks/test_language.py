@@ -5,6 +5,7 @@ import re
 
 import gymnasium as gym
 import pytest
+from task_play import reward
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tasks.language.english import english_words
@@ -12,14 +13,6 @@ from llm_envs.tasks.language.extraction import matching
 from llm_envs.tasks.language.json_record import _FIELDS, same_json
 from llm_envs.tasks.language.patterns import Pattern
 from llm_envs.tasks.language.vocabulary import VOCABULARY
-
-
-def reward(id, problem, answer):
-    """Answer a given problem; return the reward."""
-    env = gym.make(id)
-    env.reset(options={"problem": problem})
-    return env.step(f"<answer>{answer}</answer>")[1]
-
 
 # Acrostic.
 
@@ -31,27 +24,6 @@ POEM = {
     "letters": [],
     "example": "morning milk\nold owl\nopen rose",
 }
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("morning milk\nold owl\nopen rose", 1),
-        ("Morning milk,\n\n  Old owl!\nOpen rose.", 1),
-        ("morning milk\nold owl", 0),
-        ("milk morning\nold owl\nopen rose", 0),  # the last letters
-        ("tender milk\nold owl\nopen rose", 0),  # the first letters
-        ("morning dark\nold owl\nopen rose", 0),  # a given word is missing
-        ("morning milk\nold milk owl\nopen rose", 0),  # three words
-        ("open milk\nold owl\nopen rose", 0),
-        ("milk milk\nold owl\nopen rose", 0),  # a word twice
-        ("mrrrning milk\nold owl\nopen rose", 0),  # not a word
-        ("m milk\nold owl\nopen rose", -0.1),
-        ("morning m1lk\nold owl\nopen rose", -0.1),
-    ],
-)
-def test_acrostic(answer, paid):
-    assert reward("llm/Acrostic-v0", POEM, answer) == pytest.approx(paid)
 
 
 def test_an_acrostic_says_its_conditions():
@@ -194,27 +166,6 @@ RECORD = {
     "text": "Ada is 1 year old and not married.",
     "expected": {"age": 1, "married": False},
 }
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ('{"married": false, "age": 1}', 1),
-        ('```json\n{"age": 1.0, "married": false}\n```', 1),
-        ('{"age": "1", "married": false}', 0),
-        ('{"age": true, "married": false}', 0),
-        ('{"age": 1, "married": 0}', 0),
-        ('{"age": 1, "married": false, "pet": null}', 0),  # invented
-        ('{"age": 1}', 0),
-        ('{"age": 2, "age": 1, "married": false}', -0.1),
-        ("{'age': 1, 'married': False}", -0.1),
-        ('{"age": NaN}', -0.1),
-        ("[1]", -0.1),
-        ("[" * 100_000, -0.1),
-    ],
-)
-def test_json_record(answer, paid):
-    assert reward("llm/JsonRecord-v0", RECORD, answer) == pytest.approx(paid)
 
 
 def test_lists_of_json_have_an_order_and_objects_none():
@@ -412,24 +363,6 @@ def test_every_condition_on_deliveries_matters(level):
 # Regex.
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("a+b", 1),
-        ("[a]+b", 1),
-        ("a{1,2}b", 1),
-        ("a*b", 0),  # matches "b"
-        ("ab", 0),
-        ("ab|aab|aaab", -0.1),  # longer than 7 characters
-        ("(a+", -0.1),
-        ("a++b", -0.1),
-    ],
-)
-def test_regex(answer, paid):
-    problem = {"pattern": "a+b", "match": ["ab", "aab"], "reject": ["b", "abb"]}
-    assert reward("llm/Regex-v0", problem, answer) == pytest.approx(paid)
-
-
 def test_a_list_of_the_texts_is_too_long():
     for level in ("easy", "medium", "hard", "expert"):
         env = gym.make("llm/Regex-v0", difficulty=level)
@@ -475,55 +408,78 @@ def test_broken_patterns_are_refused(source):
         Pattern(source)
 
 
-# Natural forms of answers.
+# Answers to each, in plain and in natural forms.
 
 REGEX = {"pattern": "a+b", "match": ["ab", "aab"], "reject": ["b", "abb"]}
 TEXT = {"rules": [["sentences", 1], ["first", "owls"], ["marks", "."]], "example": "Owls sleep."}
 
 
 @pytest.mark.parametrize(
-    ("name", "problem", "answer"),
+    ("name", "problem", "answer", "paid"),
     [
-        ("Acrostic", POEM, "**M**orning milk\n**O**ld owl\n**O**pen rose"),
-        ("Acrostic", POEM, "1. Morning milk\n2. Old owl\n3. Open rose"),
-        ("Acrostic", POEM, "Here it is:\n```\nMorning milk\nOld owl\nOpen rose\n```"),
-        ("Instructions", TEXT, "Owls sleep."),
-        ("Instructions", TEXT, "```\nOwls sleep.\n```"),
-        ("JsonRecord", RECORD, 'Here is the record:\n```json\n{"age": 1, "married": false}\n```\nI left out the pet.'),
-        ("JsonRecord", RECORD, 'The record is {"age": 1, "married": false}.'),
-        ("Extraction", DELIVERIES, "- K27\n- M81"),
-        ("Extraction", DELIVERIES, "1. K27; 2. M81"),
-        ("Extraction", DELIVERIES, "Deliveries **K27** and **M81**."),
-        ("Extraction", DELIVERIES, "The codes are k27, m81."),
-        ("Extraction", DELIVERIES, "[K27, M81]"),
-        ("Regex", REGEX, "`a+b`"),
-        ("Regex", REGEX, "^a+b$"),
-        ("Regex", REGEX, "**a+b**"),
-        ("Regex", REGEX, "$a+b$"),
-        ("Regex", REGEX, "(?:a)+b"),
-        ("Regex", REGEX, "The pattern is:\n```\na+b\n```"),
+        ("Acrostic", POEM, "morning milk\nold owl\nopen rose", 1),
+        ("Acrostic", POEM, "Morning milk,\n\n  Old owl!\nOpen rose.", 1),
+        ("Acrostic", POEM, "morning milk\nold owl", 0),
+        ("Acrostic", POEM, "milk morning\nold owl\nopen rose", 0),  # the last letters
+        ("Acrostic", POEM, "tender milk\nold owl\nopen rose", 0),  # the first letters
+        ("Acrostic", POEM, "morning dark\nold owl\nopen rose", 0),  # a given word is missing
+        ("Acrostic", POEM, "morning milk\nold milk owl\nopen rose", 0),  # three words
+        ("Acrostic", POEM, "open milk\nold owl\nopen rose", 0),
+        ("Acrostic", POEM, "milk milk\nold owl\nopen rose", 0),  # a word twice
+        ("Acrostic", POEM, "mrrrning milk\nold owl\nopen rose", 0),  # not a word
+        ("Acrostic", POEM, "m milk\nold owl\nopen rose", -0.1),
+        ("Acrostic", POEM, "morning m1lk\nold owl\nopen rose", -0.1),
+        ("JsonRecord", RECORD, '{"married": false, "age": 1}', 1),
+        ("JsonRecord", RECORD, '```json\n{"age": 1.0, "married": false}\n```', 1),
+        ("JsonRecord", RECORD, '{"age": "1", "married": false}', 0),
+        ("JsonRecord", RECORD, '{"age": true, "married": false}', 0),
+        ("JsonRecord", RECORD, '{"age": 1, "married": 0}', 0),
+        ("JsonRecord", RECORD, '{"age": 1, "married": false, "pet": null}', 0),  # invented
+        ("JsonRecord", RECORD, '{"age": 1}', 0),
+        ("JsonRecord", RECORD, '{"age": 2, "age": 1, "married": false}', -0.1),
+        ("JsonRecord", RECORD, "{'age': 1, 'married': False}", -0.1),
+        ("JsonRecord", RECORD, '{"age": NaN}', -0.1),
+        ("JsonRecord", RECORD, "[1]", -0.1),
+        ("JsonRecord", RECORD, "[" * 100_000, -0.1),
+        ("Regex", REGEX, "a+b", 1),
+        ("Regex", REGEX, "[a]+b", 1),
+        ("Regex", REGEX, "a{1,2}b", 1),
+        ("Regex", REGEX, "a*b", 0),  # matches "b"
+        ("Regex", REGEX, "ab", 0),
+        ("Regex", REGEX, "ab|aab|aaab", -0.1),  # longer than 7 characters
+        ("Regex", REGEX, "(a+", -0.1),
+        ("Regex", REGEX, "a++b", -0.1),
+        ("Acrostic", POEM, "**M**orning milk\n**O**ld owl\n**O**pen rose", 1),
+        ("Acrostic", POEM, "1. Morning milk\n2. Old owl\n3. Open rose", 1),
+        ("Acrostic", POEM, "Here it is:\n```\nMorning milk\nOld owl\nOpen rose\n```", 1),
+        ("Instructions", TEXT, "Owls sleep.", 1),
+        ("Instructions", TEXT, "```\nOwls sleep.\n```", 1),
+        ("JsonRecord", RECORD, 'This is it:\n```json\n{"age": 1, "married": false}\n```\nI left out the pet.', 1),
+        ("JsonRecord", RECORD, 'The record is {"age": 1, "married": false}.', 1),
+        ("Extraction", DELIVERIES, "- K27\n- M81", 1),
+        ("Extraction", DELIVERIES, "1. K27; 2. M81", 1),
+        ("Extraction", DELIVERIES, "Deliveries **K27** and **M81**.", 1),
+        ("Extraction", DELIVERIES, "The codes are k27, m81.", 1),
+        ("Extraction", DELIVERIES, "[K27, M81]", 1),
+        ("Regex", REGEX, "`a+b`", 1),
+        ("Regex", REGEX, "^a+b$", 1),
+        ("Regex", REGEX, "**a+b**", 1),
+        ("Regex", REGEX, "$a+b$", 1),
+        ("Regex", REGEX, "(?:a)+b", 1),
+        ("Regex", REGEX, "The pattern is:\n```\na+b\n```", 1),
+        ("Acrostic", POEM, "Morning milk\nOld owl\nOpen rose\nor\nMoody milk\nOld owl\nOpen rose", -0.1),
+        ("Instructions", TEXT, "Owls sleep", 0),  # the full stop belongs to the text
+        ("Instructions", TEXT, "Owls sleep.\nOwls wake.", 0),
+        ("JsonRecord", RECORD, '{"age": 1, "married": false} or {"age": 2, "married": false}', -0.1),
+        ("Extraction", DELIVERIES, "K27, M81 or P55", -0.1),
+        ("Extraction", DELIVERIES, "K27 and M81, maybe P55", -0.1),
+        ("Extraction", DELIVERIES, "The answer is K27, M81. The answer is P55.", -0.1),
+        ("Regex", REGEX, "a+b or ab", -0.1),
+        ("Regex", REGEX, "```\na+b\n```\n```\nab\n```", -0.1),
     ],
 )
-def test_a_right_answer_counts_in_natural_forms(name, problem, answer):
-    assert reward(f"llm/{name}-v0", problem, answer) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "problem", "answer"),
-    [
-        ("Acrostic", POEM, "Morning milk\nOld owl\nOpen rose\nor\nMoody milk\nOld owl\nOpen rose"),
-        ("Instructions", TEXT, "Owls sleep"),  # the full stop belongs to the text
-        ("Instructions", TEXT, "Owls sleep.\nOwls wake."),
-        ("JsonRecord", RECORD, '{"age": 1, "married": false} or {"age": 2, "married": false}'),
-        ("Extraction", DELIVERIES, "K27, M81 or P55"),
-        ("Extraction", DELIVERIES, "K27 and M81, maybe P55"),
-        ("Extraction", DELIVERIES, "The answer is K27, M81. The answer is P55."),
-        ("Regex", REGEX, "a+b or ab"),
-        ("Regex", REGEX, "```\na+b\n```\n```\nab\n```"),
-    ],
-)
-def test_several_answers_do_not_count(name, problem, answer):
-    assert reward(f"llm/{name}-v0", problem, answer) <= 0
+def test_answers_are_paid(name, problem, answer, paid):
+    assert reward(f"llm/{name}-v0", problem, answer) == pytest.approx(paid)
 
 
 def test_codes_are_read_from_prose():

@@ -6,35 +6,12 @@ from itertools import product
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, drawn, is_at_most, require_refused
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.logic.assignments import read_assignment
 from llm_envs.tasks.logic.knights_and_knaves import _tells_its_speaker, possible_kinds
 from llm_envs.tasks.logic.syllogisms import follows, forms
-
-LEVELS = ("easy", "medium", "hard")
-
-
-def reward(id, problem, answer):
-    env = gym.make(id)
-    env.reset(seed=0, options={"problem": problem})
-    return env.step(format_answer(answer))[1]
-
-
-def drawn(id, level, n):
-    """Yield the task of n drawn problems."""
-    task = gym.make(id, difficulty=level).unwrapped
-    task.reset(seed=0)
-    for _ in range(n):
-        task.reset()
-        yield task
-
-
-def is_bound(chance_rate, wins, n):
-    """Whether wins of n are explained by the declared chance rate."""
-    return wins / n <= chance_rate + 3 * (chance_rate / n) ** 0.5
-
 
 # Assignments.
 
@@ -67,7 +44,7 @@ def test_the_form_of_a_statement_does_not_give_its_speaker_away(level, n_people,
                 n_known += sum(map(bool.__eq__, known, truthful))
                 n_won += known == truthful
     assert n_known / (n_people * n_test) < 0.58
-    assert is_bound(env.chance_rate, n_won, n_test)
+    assert is_at_most(n_won / n_test, env.chance_rate, n_test)
 
 
 def test_nobody_says_what_only_one_kind_can_say():
@@ -107,23 +84,6 @@ KNIGHTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("Ada: knave, Ben: knight, Cleo: knight", 1),
-        ("cleo: knight\nBEN: Knight\nada: knave", 1),
-        ("Ada is a knave, Ben is a knight, Cleo is a knight", 1),
-        ("Ada: knight, Ben: knave, Cleo: knight", 0),
-        ("Ada: knave, Ben: knight, Cleo: knave", 0),
-        ("Ada: knave, Ben: knight", -0.1),
-        ("Ada: knave, Ben: knight, Cleo: knight, Cleo: knave", -0.1),
-        ("Ada: knight or knave, Ben: knight, Cleo: knight", -0.1),
-    ],
-)
-def test_knights_and_knaves(answer, paid):
-    assert reward("llm/KnightsAndKnaves-v0", KNIGHTS, answer) == pytest.approx(paid)
-
-
 def test_what_knights_and_knaves_say():
     env = gym.make("llm/KnightsAndKnaves-v0")
     assert env.reset(options={"problem": KNIGHTS})[0].splitlines()[1:] == [
@@ -143,24 +103,6 @@ def test_what_knights_and_knaves_say():
         'Ben: "Exactly 1 of the 3 of us is a knight."',
         'Cleo: "Ada and I are both knights."',
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"statements": [["is", 1, False], ["same", 0, 2], ["any", 0, 2, False]]}, "not exactly one"),
-        ({"statements": [["is", 0, True]] * 3}, "not exactly one"),
-        ({"statements": [["is", 3, True]] * 3}, "none of the documented"),
-        ({"statements": [["is", 1, True]]}, "with a statement each"),
-        ({"people": ["Ada", "Ada", "Ben"]}, "different people"),
-        ({"kinds": ["knight"]}, "two kinds"),
-        ({"people": ["Ada", "Ben, the smith", "Cleo"]}, "single words"),
-        ({"statements": [[["is"], 1, True]] * 3}, "none of the documented"),
-    ],
-)
-def test_knights_and_knaves_refuse_what_has_not_one_solution(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/KnightsAndKnaves-v0").reset(options={"problem": KNIGHTS | change})
 
 
 def is_true(statement, kinds):
@@ -200,7 +142,7 @@ def test_no_assignment_of_kinds_is_common(level):
     found = Counter()
     for task in drawn("llm/KnightsAndKnaves-v0", level, n):
         found[tuple(kind == task.problem["kinds"][0] for kind in task._solution.values())] += 1
-    assert is_bound(task.chance_rate, max(found.values()), n)
+    assert is_at_most(max(found.values()) / n, task.chance_rate, n)
 
 
 def test_other_names_and_another_order_are_one_puzzle():
@@ -296,7 +238,7 @@ def parsed(text):
     return [" ".join(how), subject, predicate]
 
 
-def conditional(*premises, conclusion):
+def arguments(*premises, conclusion):
     return {"arguments": [{"premises": list(map(parsed, premises)), "conclusion": parsed(conclusion)}]}
 
 
@@ -308,42 +250,6 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("1: valid, 2: invalid", 1),
-        ("2: Invalid; 1: Valid", 1),
-        ("1: invalid, 2: valid", 0),
-        ("1: valid, 2: valid", 0),
-        ("1: valid", -0.1),
-        ("1: valid, 2: valid, 2: invalid", -0.1),
-        ("valid, invalid", 1),
-        ("valid, invalid, valid", -0.1),
-    ],
-)
-def test_syllogisms(answer, paid):
-    assert reward("llm/Syllogisms-v0", ARGUMENTS, answer) == pytest.approx(paid)
-
-
-@pytest.mark.parametrize(
-    ("argument", "complaint"),
-    [
-        ({"premises": [["all", "a", "b"], ["some not", "a", "b"]], "conclusion": ["all", "a", "b"]}, "contradict"),
-        ({"premises": [["every", "a", "b"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
-        ({"premises": [["all", "a", "a"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
-        ({"premises": [["all", "a", "b"]]}, "has premises and a conclusion"),
-        (conditional("if all a b then some not a b", "all a b", conclusion="all a b")["arguments"][0], "contradict"),
-        ({"premises": [["if", ["all", "a", "b"]]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
-        ({"premises": [], "conclusion": parsed("or all a b then no a b")}, "a proposition is"),
-        (conditional(*["or all a b then no a b"] * 7, conclusion="all a b")["arguments"][0], "6 premises"),
-        ({"premises": [["all", "a", str(i)] for i in range(16)], "conclusion": ["all", "a", "1"]}, "16 terms"),
-    ],
-)
-def test_syllogisms_refuse_what_is_no_argument(argument, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/Syllogisms-v0").reset(options={"problem": {"arguments": [argument]}})
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_row_of_verdicts_is_common_and_the_conclusion_tells_nothing(level):
     n, rows, verdicts = 1_000, Counter(), Counter()
@@ -351,7 +257,7 @@ def test_no_row_of_verdicts_is_common_and_the_conclusion_tells_nothing(level):
         rows[task.solution()] += 1
         for argument, verdict in zip(task.problem["arguments"], task._solution.values(), strict=True):
             verdicts[argument["conclusion"][0], verdict] += 1
-    assert is_bound(task.chance_rate, max(rows.values()), n)
+    assert is_at_most(max(rows.values()) / n, task.chance_rate, n)
     for how in ("all", "no", "some", "some not"):
         valid, invalid = verdicts[how, "valid"], verdicts[how, "invalid"]
         assert abs(valid - invalid) < 4 * (valid + invalid) ** 0.5
@@ -395,16 +301,16 @@ def test_ways_to_write_a_condition_are_one_argument():
     key = gym.make("llm/Syllogisms-v0").unwrapped.split_key
     ways = ("if no x y then all a b", "if some not a b then some y x", "or some x y then all a b")
     ways += ("or all a b then some y x",)
-    assert len({key(conditional(way, "all b c", conclusion="all a c")) for way in ways}) == 1
-    assert key(conditional(ways[0], "all b c", conclusion="all a c")) != key(
-        conditional("if some x y then all a b", "all b c", conclusion="all a c")
+    assert len({key(arguments(way, "all b c", conclusion="all a c")) for way in ways}) == 1
+    assert key(arguments(ways[0], "all b c", conclusion="all a c")) != key(
+        arguments("if some x y then all a b", "all b c", conclusion="all a c")
     )
 
 
 def test_conditions_are_written_as_documented():
     env = gym.make("llm/Syllogisms-v0")
     convention = '"If X, then Y" is false when X is true and Y is false, and else true.'
-    problem = conditional("if all a b then some not c d", "or no a b then some c d", conclusion="no a d")
+    problem = arguments("if all a b then some not c d", "or no a b then some c d", conclusion="no a d")
     text = env.reset(options={"problem": problem})[0].splitlines()
     assert convention in text[0] and text[1] == (
         "1. If all a are b, then some c are not d. Either no a are b, or some c are d, or both. Therefore: No a are d."
@@ -425,7 +331,7 @@ def test_conditions_are_written_as_documented():
 )
 def test_a_reader_that_never_goes_back_and_one_that_believes(premises, once, believed):
     env = gym.make("llm/Syllogisms-v0").unwrapped
-    env.reset(options={"problem": conditional(*premises, conclusion="all a d")})
+    env.reset(options={"problem": arguments(*premises, conclusion="all a d")})
     verdicts = {name: "<answer>1: invalid</answer>" not in reply for name, reply in env.shortcuts().items()}
     assert verdicts == {"reader(12)": once, "conditions believed": believed}
     env.reset(options={"problem": ARGUMENTS})
@@ -462,29 +368,6 @@ CHAIN = {
     "premises": [["if", "p", "q"], ["if", "q", "r"]],
     "conclusions": [["if", "p", "r"], ["if", "r", "p"]],
 }
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("1: follows; 2: p=false q=false r=true", 1),
-        ("1: follows; 2: p=false q=true r=true", 1),
-        ("2. P=F, r = T, q = 0\n1. Follows.", 1),
-        ("1: follows; 2: p=true q=true r=true", 0),
-        ("1: follows; 2: p=false q=true r=false", 0),  # a premise is false
-        ("1: follows; 2: follows", 0),
-        ("1: p=true q=false r=false; 2: p=false q=false r=true", 0),
-        ("1: follows; 2: p=false r=true", -0.1),
-        ("1: follows; 2: p=false p=true q=false r=true", -0.1),
-        ("1: follows; 2: p=false q=false r=true s=true", -0.1),
-        ("1: follows; 2: does not follow", -0.1),
-        ("1: follows; 1: follows; 2: p=false q=false r=true", -0.1),
-        ("1: follows", -0.1),
-        ("follows", -0.1),
-    ],
-)
-def test_entailment(answer, paid):
-    assert reward("llm/Entailment-v0", CHAIN, answer) == pytest.approx(paid)
 
 
 def test_entailment_is_written_as_documented():
@@ -540,7 +423,7 @@ def test_who_looks_at_all_no_and_some_alone_is_right_no_more_often_than_chance(l
             verdicts.append(f"{number}: {'valid' if negative and particular else 'invalid'}")
         wins += task.step(f"<answer>{', '.join(verdicts)}</answer>")[1] == 1
     assert wins / n > 1 / 128
-    assert is_bound(task.chance_rate, wins, n)
+    assert is_at_most(wins / n, task.chance_rate, n)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -551,4 +434,34 @@ def test_constant_answers_do_not_pay_in_entailment(level):
             for valuation in range(2 ** len(task.problem["letters"])):
                 parts = zip(pattern, task._refuting, strict=True)
                 wins[pattern, valuation] += all(not r if says else r >> valuation & 1 for says, r in parts)
-    assert is_bound(task.chance_rate, max(wins.values()), n)
+    assert is_at_most(max(wins.values()) / n, task.chance_rate, n)
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "complaint"),
+    [
+        (
+            "KnightsAndKnaves",
+            KNIGHTS | {"statements": [["is", 1, False], ["same", 0, 2], ["any", 0, 2, False]]},
+            "not exactly one",
+        ),
+        ("KnightsAndKnaves", KNIGHTS | {"statements": [["is", 0, True]] * 3}, "not exactly one"),
+        ("KnightsAndKnaves", KNIGHTS | {"statements": [["is", 3, True]] * 3}, "none of the documented"),
+        ("KnightsAndKnaves", KNIGHTS | {"statements": [["is", 1, True]]}, "with a statement each"),
+        ("KnightsAndKnaves", KNIGHTS | {"people": ["Ada", "Ada", "Ben"]}, "different people"),
+        ("KnightsAndKnaves", KNIGHTS | {"kinds": ["knight"]}, "two kinds"),
+        ("KnightsAndKnaves", KNIGHTS | {"people": ["Ada", "Ben, the smith", "Cleo"]}, "single words"),
+        ("KnightsAndKnaves", KNIGHTS | {"statements": [[["is"], 1, True]] * 3}, "none of the documented"),
+        ("Syllogisms", arguments("all a b", "some not a b", conclusion="all a b"), "contradict"),
+        ("Syllogisms", arguments("every a b", conclusion="all a b"), "a proposition is"),
+        ("Syllogisms", arguments("all a a", conclusion="all a b"), "a proposition is"),
+        ("Syllogisms", {"arguments": [{"premises": [["all", "a", "b"]]}]}, "has premises and a conclusion"),
+        ("Syllogisms", arguments("if all a b then some not a b", "all a b", conclusion="all a b"), "contradict"),
+        ("Syllogisms", arguments("if all a b", conclusion="all a b"), "a proposition is"),
+        ("Syllogisms", arguments(conclusion="or all a b then no a b"), "a proposition is"),
+        ("Syllogisms", arguments(*["or all a b then no a b"] * 7, conclusion="all a b"), "6 premises"),
+        ("Syllogisms", arguments(*(f"all a {i}" for i in range(16)), conclusion="all a 1"), "16 terms"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

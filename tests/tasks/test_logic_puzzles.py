@@ -5,31 +5,12 @@ from itertools import permutations, product
 
 import gymnasium as gym
 import pytest
+from task_play import LEVELS, drawn, is_at_most, require_refused
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.draws import shuffled
 from llm_envs.tasks.logic.graph_colouring import colour
 from llm_envs.tasks.logic.sudoku_grids import BOXES, box_numbers, count_solutions, full_grid, hide, turn
 from llm_envs.tasks.logic.zebra_solver import BETWEEN_VALUES, OF_A_HOUSE, solve
-
-LEVELS = ("easy", "medium", "hard")
-
-
-def reward(id, problem, answer):
-    env = gym.make(id)
-    env.reset(seed=0, options={"problem": problem})
-    return env.step(format_answer(answer))[1]
-
-
-def drawn(id, level, n):
-    """Yield the task of n drawn problems."""
-    task = gym.make(id, difficulty=level).unwrapped
-    task.reset(seed=0)
-    for _ in range(n):
-        task.reset()
-        yield task
-
 
 # Sudoku.
 
@@ -38,39 +19,6 @@ def drawn(id, level, n):
 #  . 1 | . .      3 1 | 2 4
 #  2 4 | . .      2 4 | 3 1
 SUDOKU = {"rows": ["12..", "..1.", ".1..", "24.."]}
-
-
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("1243\n4312\n3124\n2431", 1),
-        ("1 2 | 4 3\n4 3 | 1 2\n----+----\n3 1 | 2 4\n2 4 | 3 1", 1),
-        ("1,2,4,3\n\n4,3,1,2\n3,1,2,4\n2,4,3,1", 1),
-        ("12..\n..1.\n.1..\n24..", -0.1),
-        ("1243\n4312\n3124", -0.1),
-        ("1243\n4312\n3124\n2435", -0.1),
-        ("1243\n4312\n3124\n24311", -0.1),
-        ("²243\n4312\n3124\n2431", -0.1),
-        ("1234\n3412\n2143\n4321", 0),
-    ],
-)
-def test_sudoku(answer, paid):
-    assert reward("llm/Sudoku-v0", SUDOKU, answer) == pytest.approx(paid)
-
-
-@pytest.mark.parametrize(
-    ("rows", "complaint"),
-    [
-        (["....", "....", "....", "...."], "0 given digits has not exactly one"),
-        (["12..", "34..", "....", "...."], "has not exactly one"),
-        (["11..", "..2.", "..3.", "...4"], "has not exactly one"),
-        (["1...", "..1.", ".1..", "25.."], "digits 1 to 4"),
-        (["1...", "..1.", ".1.."], "rows must be"),
-    ],
-)
-def test_sudoku_refuses_what_has_not_one_solution(rows, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/Sudoku-v0").reset(options={"problem": {"rows": rows}})
 
 
 def is_full(grid, size):
@@ -129,26 +77,6 @@ ZEBRA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("1: Ada, bird\n2: Ben, dog\n3: Cleo, cat", 1),
-        ("House 3: cat, cleo; house 1: bird, ADA; house 2: dog, ben.", 1),
-        ("1: Ada, dog\n2: Ben, bird\n3: Cleo, cat", 0),
-        ("1: Ada, bird\n2: Cleo, cat\n3: Ben, dog", 0),
-        ("1: Ada, bird\n2: Ben, dog", -0.1),
-        ("1: Ada, bird\n2: Ben, dog\n3: Ben, cat", -0.1),
-        ("1: Ada, bird\n2: Ben, dog\n3: Cleo, cat, bird", -0.1),
-        ("1: Ada, bird\n2: Ben, dog\n3: Cleo, Ben", -0.1),
-        ("1: Ada, bird\n2: Ben, dog\n4: Cleo, cat", -0.1),
-        ("1: Ada, bird\n2: Ben, zebra\n3: Cleo, cat", -0.1),
-        ("Ada, bird, Ben, dog, Cleo, cat", -0.1),
-    ],
-)
-def test_zebra_puzzle(answer, paid):
-    assert reward("llm/ZebraPuzzle-v0", ZEBRA, answer) == pytest.approx(paid)
-
-
 def test_zebra_puzzle_is_written_as_documented():
     text, _ = gym.make("llm/ZebraPuzzle-v0").reset(options={"problem": ZEBRA})
     assert text.splitlines()[2:] == [
@@ -160,23 +88,6 @@ def test_zebra_puzzle_is_written_as_documented():
         "3. Cleo is the owner of the cat.",
         "4. Ada is not the owner of the dog.",
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"clues": [["at", [0, 0], 0]]}, "not exactly one assignment"),
-        ({"clues": [*ZEBRA["clues"], ["at", [0, 1], 0]]}, "not exactly one assignment"),
-        ({"clues": [["above", [0, 0], [0, 1]]]}, "a clue is"),
-        ({"clues": [[["at"], [0, 0], 0]]}, "a clue is"),
-        ({"clues": [["same", [0, 0], [1, 3]]]}, "a clue is"),
-        ({"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat"]]]}, "as many values"),
-        ({"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat", "ben"]]]}, "there twice"),
-    ],
-)
-def test_zebra_puzzle_refuses_what_has_not_one_solution(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/ZebraPuzzle-v0").reset(options={"problem": ZEBRA | change})
 
 
 def fits(clue, houses):
@@ -224,39 +135,6 @@ SQUARE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("answer", "paid"),
-    [
-        ("A: red, B: blue, C: red, D: blue", 1),
-        ("A: blue, B: red, C: blue, D: red", 1),
-        ("d=Blue\nc=RED\na=red\nb=blue", 1),
-        ("A: red, B: red, C: blue, D: blue", 0),
-        ("A: red, B: blue, C: red, D: red", 0),
-        ("A: red, B: blue, C: red", -0.1),
-        ("A: red, B: green, C: red, D: green", -0.1),
-        ("A: red, B: blue, C: red, D: blue, A: blue", -0.1),
-        ("A: red or blue, B: blue, C: red, D: blue", -0.1),
-    ],
-)
-def test_graph_colouring(answer, paid):
-    assert reward("llm/GraphColouring-v0", SQUARE, answer) == pytest.approx(paid)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"edges": [["A", "B"], ["B", "C"], ["C", "A"]]}, "cannot be coloured"),
-        ({"edges": [["A", "E"]]}, "two different nodes"),
-        ({"edges": [["A", "A"]]}, "two different nodes"),
-        ({"story": "chess"}, "the story must be"),
-        ({"nodes": ["A", "a", "B", "C", "D"]}, "different nodes"),
-    ],
-)
-def test_graph_colouring_refuses_what_cannot_be_coloured(change, complaint):
-    with pytest.raises(InvalidConfigError, match=complaint):
-        gym.make("llm/GraphColouring-v0").reset(options={"problem": SQUARE | change})
-
-
 def test_colouring_finds_what_trying_all_finds():
     rng = random.Random(0)
     nodes, pairs = "ABCDE", [(a, b) for a in "ABCDE" for b in "ABCDE" if a < b]
@@ -282,7 +160,7 @@ def test_colours_at_random_are_no_more_often_right_than_chance(level):
         guess = [colours[i % len(colours)] for i in range(len(nodes))]
         rng.shuffle(guess)
         wins += task.is_correct(", ".join(f"{node}: {c}" for node, c in zip(nodes, guess, strict=True)))
-    assert wins / n <= task.chance_rate + 3 * (task.chance_rate / n) ** 0.5
+    assert is_at_most(wins / n, task.chance_rate, n)
 
 
 def test_graphs_with_other_names_share_the_split():
@@ -290,3 +168,29 @@ def test_graphs_with_other_names_share_the_split():
     renamed = {"nodes": ["D", "A", "B", "C"], "edges": [["D", "B"], ["A", "B"], ["A", "C"], ["C", "D"]]}
     assert key(SQUARE) == key(SQUARE | renamed)
     assert key(SQUARE) != key(SQUARE | {"edges": [["A", "B"], ["B", "C"], ["C", "D"]]})
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "complaint"),
+    [
+        ("Sudoku", {"rows": ["....", "....", "....", "...."]}, "0 given digits has not exactly one"),
+        ("Sudoku", {"rows": ["12..", "34..", "....", "...."]}, "has not exactly one"),
+        ("Sudoku", {"rows": ["11..", "..2.", "..3.", "...4"]}, "has not exactly one"),
+        ("Sudoku", {"rows": ["1...", "..1.", ".1..", "25.."]}, "digits 1 to 4"),
+        ("Sudoku", {"rows": ["1...", "..1.", ".1.."]}, "rows must be"),
+        ("ZebraPuzzle", ZEBRA | {"clues": [["at", [0, 0], 0]]}, "not exactly one assignment"),
+        ("ZebraPuzzle", ZEBRA | {"clues": [*ZEBRA["clues"], ["at", [0, 1], 0]]}, "not exactly one assignment"),
+        ("ZebraPuzzle", ZEBRA | {"clues": [["above", [0, 0], [0, 1]]]}, "a clue is"),
+        ("ZebraPuzzle", ZEBRA | {"clues": [[["at"], [0, 0], 0]]}, "a clue is"),
+        ("ZebraPuzzle", ZEBRA | {"clues": [["same", [0, 0], [1, 3]]]}, "a clue is"),
+        ("ZebraPuzzle", ZEBRA | {"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat"]]]}, "as many values"),
+        ("ZebraPuzzle", ZEBRA | {"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat", "ben"]]]}, "there twice"),
+        ("GraphColouring", SQUARE | {"edges": [["A", "B"], ["B", "C"], ["C", "A"]]}, "cannot be coloured"),
+        ("GraphColouring", SQUARE | {"edges": [["A", "E"]]}, "two different nodes"),
+        ("GraphColouring", SQUARE | {"edges": [["A", "A"]]}, "two different nodes"),
+        ("GraphColouring", SQUARE | {"story": "chess"}, "the story must be"),
+        ("GraphColouring", SQUARE | {"nodes": ["A", "a", "B", "C", "D"]}, "different nodes"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(task, problem, complaint):
+    require_refused(f"llm/{task}-v0", problem, complaint)

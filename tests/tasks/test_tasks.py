@@ -79,10 +79,6 @@ def test_no_two_tasks_say_the_same_of_themselves():
     assert len(set(summaries)) == len(TASK_IDS)
 
 
-def test_ids_name_what_the_issue_asked_for():
-    assert {"llm/Arithmetic-v0", "llm/Calculator-v0", "llm/Countdown-v0", "llm/GuessNumber-v0"} <= set(TASK_IDS)
-
-
 def test_the_bare_folder_name_is_refused(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tasks"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import pytest
+from shop_world import WORLD as SHOP
 
 import llm_envs
 from llm_envs.parsers import format_tool_call
@@ -26,32 +27,6 @@ RIVER = {"world": WORLD, "start": ["town", 1], "path": [], "asked": "river"}
 COMPANY = {"world": WORLD, "start": ["person", 1], "path": [], "asked": "employer"}
 SUM = {"expression": "37*24"}
 DIGITS = {"kind": "digits", "numbers": [2, 10]}
-SHOP = {
-    "theme": "shop",
-    "tables": [
-        {
-            "name": "customers",
-            "columns": [["id", "INTEGER PRIMARY KEY"], ["name", "TEXT"], ["town", "TEXT"], ["age", "INTEGER"]],
-            "rows": [[1, "Ada Abel", "Dunmore", 30], [2, "Ben Dahl", "Dunmore", 41], [3, "Leo Lund", "Alderby", 25]],
-        },
-        {
-            "name": "products",
-            "columns": [["id", "INTEGER PRIMARY KEY"], ["title", "TEXT"], ["category", "TEXT"], ["price", "INTEGER"]],
-            "rows": [[1, "Blue Kite", "toys", 12], [2, "Jade Drum", "toys", 30]],
-        },
-        {
-            "name": "orders",
-            "columns": [
-                ["id", "INTEGER PRIMARY KEY"],
-                ["customer_id", "INTEGER REFERENCES customers(id)"],
-                ["product_id", "INTEGER REFERENCES products(id)"],
-                ["units", "INTEGER"],
-                ["date", "TEXT"],
-            ],
-            "rows": [[1, 1, 1, 5, "2025-01-03"], [2, 2, 2, 9, "2025-02-20"]],
-        },
-    ],
-}
 AGE = {"world": SHOP, "kind": "number", "values": ["Ben Dahl"]}
 OLDEST = {"world": SHOP, "kind": "group_highest", "values": ["Dunmore"]}
 NUMBERS = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 
 import gymnasium as gym
 import pytest
 from device import exact_kernels
+from trainings import PLAYED, QUIET
 
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -76,6 +78,18 @@ def teacher_folder(tmp_path_factory):
 
 
 @pytest.fixture
+def keep():
+    """Return a function that closes the trainers given to it after the test, and returns each."""
+    with contextlib.ExitStack() as kept:
+
+        def add(trainer):
+            kept.callback(getattr(trainer, "close", lambda: None))
+            return trainer
+
+        yield add
+
+
+@pytest.fixture
 def config(tmp_path):
     """Return a factory of small settings, of float32: TRL's default is bfloat16 wherever there is a card."""
     from llm_envs.trainers import EnvGRPOConfig
@@ -86,17 +100,10 @@ def config(tmp_path):
             "max_steps": 1,
             "per_device_train_batch_size": 16,
             "num_generations": 4,
-            "max_completion_length": 80,
-            "max_turn_tokens": 8,
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "num_train_seeds": 64,
-            "disable_tqdm": True,
+            **PLAYED,
+            **QUIET,
         }
         return EnvGRPOConfig(**{**settings, **changes})
 

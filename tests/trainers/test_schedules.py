@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_env import DenseEnv
+from trainings import DENSE, distance, logged
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.grpo.algorithms import with_settings
@@ -23,33 +22,19 @@ from llm_envs.trainers.schedules import (
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "seed": 5, "per_device_train_batch_size": 8}
 
 
 @pytest.fixture
-def make(tiny_folder, config):
-    made = []
-
+def make(tiny_folder, config, keep):
     def build(settings=None, model=tiny_folder, **hooks):
-        made.append(EnvGRPOTrainer(model, DENSE, config(**LEARNING | (settings or {})), **hooks))
-        return made[-1]
+        return keep(EnvGRPOTrainer(model, DENSE, config(**LEARNING | (settings or {})), **hooks))
 
-    yield build
-    for trainer in made:
-        trainer.close()
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
+    return build
 
 
 def weights(trainer):
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-
-def distance(one, other):
-    return max((other[name] - value).abs().max().item() for name, value in one.items())
 
 
 def test_values():

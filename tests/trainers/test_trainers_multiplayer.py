@@ -6,11 +6,11 @@ import gymnasium as gym
 import pytest
 import torch
 from device import spy_on_batches
+from trainings import QUIET, TRAINERS
 
 from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import MultiplayerEnv, PastVersions
 from llm_envs.spaces import TextSpace
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.algorithm import DR_GRPO
 
 pytestmark = pytest.mark.trainings
@@ -42,8 +42,7 @@ class LongerEnv(gym.Env):
 
 
 @pytest.fixture
-def make(tiny_folder, tmp_path):
-    made = []
+def make(tiny_folder, tmp_path, keep):
     LongerEnv.n_games = 0
 
     def build(kind, opponent=None, **changes):
@@ -54,30 +53,19 @@ def make(tiny_folder, tmp_path):
             "max_completion_length": 16,
             "max_turn_tokens": 8,
             "learning_rate": 1e-3,
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
+            **QUIET,
             "save_trajectories": False,
-            "report_to": "none",
             "num_train_seeds": 64,
-            "disable_tqdm": True,
         }
         algorithm = changes.pop("algorithm", None)
-        trainer_class, config = {
-            "grpo": (EnvGRPOTrainer, EnvGRPOConfig),
-            "ppo": (EnvPPOTrainer, EnvPPOConfig),
-        }[kind]
+        trainer_class, config = TRAINERS[kind]
         settings |= {"num_generations": 4} if kind == "grpo" else {}
         env = MultiplayerEnv(LongerEnv, opponent)
-        trainer = trainer_class(tiny_folder, env, config(**{**settings, **changes}), algorithm=algorithm)
-        made.append(trainer)
+        trainer = keep(trainer_class(tiny_folder, env, config(**{**settings, **changes}), algorithm=algorithm))
         trainer.outputs = spy_on_batches(trainer)
         return trainer
 
-    yield build
-    for trainer in made:
-        trainer.close()
+    return build
 
 
 def weights(trainer):

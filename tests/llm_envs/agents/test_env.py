@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from families import family_tokenizer
+from http_agents import Client, answers, plays, rewarded
 
 from llm_envs import evaluate
 from llm_envs.agents import AgentEnv, Endpoint, EnvTask
@@ -40,42 +40,6 @@ pytest.importorskip("uvicorn")
 CODEC = ByteCodec()
 CALCULATOR = "llm/Calculator-v0"
 TASKS = [{"question": f"Say {n}.", "answer": str(n)} for n in range(3)]
-
-
-class Client:
-    """Asks by HTTP, as any language could."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-        self.endpoint = endpoint
-        self.http = httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=120, trust_env=False)
-
-    def ask(self, messages: list[Any], **body: Any) -> dict[str, Any]:
-        response = self.http.post("chat/completions", json={"messages": messages, **body})
-        if response.status_code != 200:
-            raise RuntimeError(response.json()["error"]["code"])
-        message: dict[str, Any] = response.json()["choices"][0]["message"]
-        return message
-
-    def close(self) -> None:
-        self.http.close()
-
-
-def answers(task: dict[str, Any], client: Client) -> str:
-    """An agent that asks once."""
-    return str(client.ask([{"role": "user", "content": task["question"]}])["content"])
-
-
-def acts(task: EnvTask, client: Client) -> None:
-    """An agent that plays an environment to its end."""
-    messages = list(task.messages)
-    while not task.is_over:
-        reply = client.ask(messages, tools=task.tools)
-        messages += [reply, *task.step(reply)]
-
-
-def rewarded(result: Any, trajectory: Trajectory) -> float:
-    return float(len(str(result)) % 2)
 
 
 def digits() -> HashingTokenPolicy:
@@ -181,7 +145,7 @@ class TestLikeAnEnvironment:
         kwargs = settings.pop("env_kwargs", {})
         with Collector(env, policy(), codec=codec, env_kwargs=kwargs, **settings) as collector:
             expected = [t for group in collector.collect(n, 2) for t in group]
-        agents = agent(acts, env, None)
+        agents = agent(plays, env, None)
         with Collector(agents, policy(), codec=codec, env_kwargs=kwargs, **settings) as collector:
             found = [t for group in collector.collect(n, 2) for t in group]
         for ours, theirs in zip(found, expected, strict=True):
@@ -322,7 +286,7 @@ class TestFailures:
             def close(self) -> None:
                 raise OSError("busy")
 
-        (t,) = play(agent(acts, Stuck, None), env_kwargs={"n_turns": 1})
+        (t,) = play(agent(plays, Stuck, None), env_kwargs={"n_turns": 1})
         assert t.status == "ok"
 
     def test_an_agent_that_never_calls_is_unscored(self) -> None:
@@ -413,7 +377,7 @@ class TestFailures:
     def test_failures_of_environments_and_judges(self) -> None:
         def swallows(task: EnvTask, client: Client) -> None:
             with contextlib.suppress(RuntimeError):
-                acts(task, client)
+                plays(task, client)
 
         (t,) = play(agent(swallows, NumbersEnv, None), env_kwargs={"n_turns": 2, "raise_at": 2})
         assert (t.status, t.error.where, t.error.message) == ("errored", "env.step", "the environment broke")
@@ -422,7 +386,7 @@ class TestFailures:
             def step(self, action: str) -> Any:
                 raise JudgeError("no judgement")
 
-        (t,) = play(agent(acts, Judged, None))
+        (t,) = play(agent(plays, Judged, None))
         assert (t.status, t.error.where, len(t.turns)) == ("unscored", "env.step", 1)
 
         def broken(result: Any, trajectory: Trajectory) -> float:
@@ -540,9 +504,9 @@ class TestSettings:
         with pytest.raises(InvalidConfigError, match="tasks is \\[\\]"):
             AgentEnv(answers, [], rewarded)
         with pytest.raises(InvalidConfigError, match="leave out test_tasks"):
-            AgentEnv(acts, CALCULATOR, test_tasks=TASKS)
+            AgentEnv(plays, CALCULATOR, test_tasks=TASKS)
         with pytest.raises(UnknownTaskError, match="Calculator"):
-            AgentEnv(acts, "llm/Calculater-v0")
+            AgentEnv(plays, "llm/Calculater-v0")
 
     def test_what_a_collector_refuses(self) -> None:
         def collector(**settings: Any) -> Collector:
@@ -577,5 +541,5 @@ class TestSettings:
             def step(self, action: str) -> Any:
                 return "observation"
 
-        (t,) = play(agent(acts, NoTuple, None))
+        (t,) = play(agent(plays, NoTuple, None))
         assert (t.error.kind, t.error.where) == (EnvContractError.__name__, "env.step")

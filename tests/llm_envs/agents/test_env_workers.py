@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from http_agents import Client, answers, plays, rewarded
 
-from llm_envs.agents import AgentEnv, Endpoint, EnvTask
+from llm_envs.agents import AgentEnv, EnvTask
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.parsers import format_answer, format_tool_call
@@ -38,43 +38,14 @@ CALCULATOR = "llm/Calculator-v0"
 TASKS = [{"question": f"Say {n}.", "kind": kind} for n, kind in enumerate(["well", "well", "odd"])]
 
 
-class Client:
-    """Asks by HTTP."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-        self.http = httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=120, trust_env=False)
-
-    def ask(self, messages: list[Any], **body: Any) -> dict[str, Any]:
-        response = self.http.post("chat/completions", json={"messages": messages, **body})
-        if response.status_code != 200:
-            raise RuntimeError(response.json()["error"]["code"])
-        message: dict[str, Any] = response.json()["choices"][0]["message"]
-        return message
-
-    def close(self) -> None:
-        self.http.close()
-
-
-def answers(task: dict[str, Any], client: Client) -> str:
-    return str(client.ask([{"role": "user", "content": task["question"]}])["content"])
-
-
 async def answers_later(task: dict[str, Any], client: Client) -> str:
     await asyncio.sleep(0)
     return answers(task, client)
 
 
-def acts(task: EnvTask, client: Client) -> None:
-    messages = list(task.messages)
-    while not task.is_over:
-        reply = client.ask(messages, tools=task.tools)
-        messages += [reply, *task.step(reply)]
-
-
 async def acts_later(task: EnvTask, client: Client) -> str | None:
     await asyncio.sleep(0)
-    return acts(task, client)
+    return plays(task, client)
 
 
 def runs_tools(task: EnvTask, client: Client) -> str | None:
@@ -89,10 +60,6 @@ def runs_tools(task: EnvTask, client: Client) -> str | None:
             content = task.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
     return None
-
-
-def rewarded(result: Any, trajectory: Trajectory) -> float:
-    return float(len(str(result)) % 2)
 
 
 def digits() -> HashingTokenPolicy:
@@ -129,7 +96,7 @@ def test_episodes_are_those_of_threads(agent: Any) -> None:
     assert n_started == 2
 
 
-@pytest.mark.parametrize("agent", [acts, acts_later, runs_tools])
+@pytest.mark.parametrize("agent", [plays, acts_later, runs_tools])
 def test_an_environments_episodes_are_those_of_threads(agent: Any) -> None:
     codec = ChatCodec(tiny_tokenizer())
     texts = [format_tool_call("calculator", expression=e) for e in ("2*3", "1/0", "37*24")]
@@ -242,12 +209,12 @@ def test_failures_have_the_names_that_they_have_in_threads() -> None:
 
     def swallows(task: EnvTask, client: Client) -> None:
         with contextlib.suppress(RuntimeError):
-            acts(task, client)
+            plays(task, client)
 
     cases: list[tuple[Any, Any, Any, dict[str, Any]]] = [
         (raises, [TASKS[0]], rewarded, {}),
         (raises, [TASKS[2]], rewarded, {}),
-        (acts, Judged, None, {}),
+        (plays, Judged, None, {}),
         (swallows, NumbersEnv, None, {"env_kwargs": {"n_turns": 2, "raise_at": 2}}),
         (lambda task, client: "never calls", TASKS, rewarded, {}),
     ]

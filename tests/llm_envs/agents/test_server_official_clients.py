@@ -6,34 +6,21 @@ Both are installed beside vLLM only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from tool_model import make_tool_model
+from tool_model import ENV, collected, tool_policy
 
 from llm_envs.agents import AgentEnv, Endpoint, EnvTask, PolicyServer
 from llm_envs.agents.responses import chat_messages
 from llm_envs.policies import TransformersPolicy
-from llm_envs.rollout import Collector
-from llm_envs.types import SamplingParams, Trajectory, validate_batch
+from llm_envs.types import SamplingParams, validate_batch
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed (make test-vllm has it)")
 anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
-
-CALCULATOR = "llm/Calculator-v0"
-SAMPLING = SamplingParams(max_new_tokens=48)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersPolicy]:
-    folder = tmp_path_factory.mktemp("model")
-    make_tool_model(folder, steps=40)
-    made = TransformersPolicy.from_pretrained(folder, max_batch_size=1)
-    yield made
-    asyncio.run(made.aclose())
+policy = pytest.fixture(scope="module")(tool_policy)
 
 
 def anthropic_client(endpoint: Endpoint) -> Any:
@@ -126,11 +113,6 @@ def _by_messages(task: EnvTask, ask: Any) -> None:
         history += [{"role": "assistant", "content": message.content}, {"role": "user", "content": blocks}]
 
 
-def collected(env: Any, policy: TransformersPolicy) -> list[Trajectory]:
-    with Collector(env, policy, codec=policy.codec, sampling=SAMPLING, seed=5, progress=False) as collector:
-        return [t for group in collector.collect(4, 2) for t in group]
-
-
 @pytest.mark.parametrize(
     ("agent", "create_client"),
     [
@@ -142,8 +124,8 @@ def collected(env: Any, policy: TransformersPolicy) -> list[Trajectory]:
     ids=["responses", "previous_response_id, streamed", "messages", "messages, streamed"],
 )
 def test_rows_are_those_of_the_environment(agent: Any, create_client: Any, policy: TransformersPolicy) -> None:
-    expected = collected(CALCULATOR, policy)
-    found = collected(AgentEnv(agent, CALCULATOR, create_client=create_client), policy)
+    expected = collected(ENV, policy)
+    found = collected(AgentEnv(agent, ENV, create_client=create_client), policy)
     assert validate_batch(found) == []
     assert any(m.role == "tool" for t in found for m in t.messages)
     for ours, theirs in zip(found, expected, strict=True):

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tool_model import make_tool_model
+from tool_model import ENV, SAMPLING, collected, tool_policy
 
 from llm_envs.agents import AgentEnv, EnvTask, PolicyServer
 from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector
-from llm_envs.types import SamplingParams, Trajectory, validate_batch
+from llm_envs.types import validate_batch
 
 openai = pytest.importorskip("openai", reason="the package openai is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
-
-CALCULATOR = "llm/Calculator-v0"
-SAMPLING = SamplingParams(max_new_tokens=48)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersPolicy]:
-    folder = tmp_path_factory.mktemp("model")
-    make_tool_model(folder, steps=40)
-    made = TransformersPolicy.from_pretrained(folder, max_batch_size=1)
-    yield made
-    asyncio.run(made.aclose())
+policy = pytest.fixture(scope="module")(tool_policy)
 
 
 async def acts(task: EnvTask, client: Any) -> None:
@@ -66,14 +54,9 @@ def acts_plainly(task: EnvTask, client: Any) -> None:
         messages += [reply, *task.step(reply)]
 
 
-def collected(env: Any, policy: TransformersPolicy) -> list[Trajectory]:
-    with Collector(env, policy, codec=policy.codec, sampling=SAMPLING, seed=5, progress=False) as collector:
-        return [t for group in collector.collect(4, 2) for t in group]
-
-
 @pytest.mark.parametrize("agent", [acts, acts_in_streams, acts_plainly], ids=["objects", "streams", "plain"])
 def test_an_agents_rows_are_those_of_the_environment(agent: Any, policy: TransformersPolicy) -> None:
-    expected, found = collected(CALCULATOR, policy), collected(AgentEnv(agent, CALCULATOR), policy)
+    expected, found = collected(ENV, policy), collected(AgentEnv(agent, ENV), policy)
     assert validate_batch(found) == []
     assert any(m.role == "tool" for t in found for m in t.messages)
     for ours, theirs in zip(found, expected, strict=True):
@@ -140,6 +123,6 @@ def test_a_program_reads_the_environment_variables(policy: TransformersPolicy, t
         "answer = ask(model='any', messages=task['messages'], tools=task['tools'])\n"
         "print(answer.choices[0].message.content or 'no text')\n"
     )
-    trajectories = collected(AgentEnv([sys.executable, str(script)], CALCULATOR), policy)
+    trajectories = collected(AgentEnv([sys.executable, str(script)], ENV), policy)
     assert {t.status for t in trajectories} == {"ok"}
     assert all(len(t.rows) == 1 and t.tools for t in trajectories)

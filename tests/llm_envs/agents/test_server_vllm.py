@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from http_agents import acts, ask, asks_three_at_once, create_client
-from tool_model import make_tool_model
+from tool_model import tool_folder
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytest.importorskip("starlette")
@@ -29,13 +29,7 @@ from llm_envs.types import SamplingParams, Trajectory, validate_batch  # noqa: E
 ARGS = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32", "--enforce-eager")
 LIGHT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SAMPLING = SamplingParams(max_new_tokens=40)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_tool_model(path)
-    return path
+folder = pytest.fixture(scope="module")(tool_folder)
 
 
 @pytest.fixture(scope="module", params=["engine", "server"])

@@ -1,15 +1,13 @@
 """OpenEnv's servers as our environments, and ours as its servers, with its own package on both sides."""
 
 import re
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import pytest
 from doors import require
+from served import served
 
 from llm_envs.bridges import openenv as bridge
 from llm_envs.bridges.openenv import OpenEnvEnv, create_openenv_app, observation_text
@@ -20,22 +18,6 @@ from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector
 
 pytestmark = [pytest.mark.doors, require("openenv")]
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    import uvicorn
-
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def test_texts_of_observations() -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from doors import require
+from served import served
 
 from llm_envs.sources.source import SeedSource
 
@@ -26,7 +25,6 @@ __all__ = ["EpisodeEnv", "EpisodeTaskset"]
 @contextmanager
 def oracle_api(env_id: str, seeds: list[int], **kwargs: Any) -> Iterator[str]:
     """An API whose model answers as the oracle: it plays the conversation along."""
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -49,16 +47,8 @@ def oracle_api(env_id: str, seeds: list[int], **kwargs: Any) -> Iterator[str]:
         return Response("".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
 
     app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with served(app) as url:
+        yield f"{url}/v1"
 
 
 @pytest.mark.smoke

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from families import NAMES, family_of, family_tokenizer
+from families import LOOK_UP, NAMES, family_of, family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -27,16 +27,7 @@ from llm_envs.rollout.token_transcript import TokenTranscript
 from llm_envs.types import Message, Row
 
 pytestmark = pytest.mark.transformers
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Look it up.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
-        },
-    }
-]
+TOOLS = [LOOK_UP]
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"x": "é"}}\n</tool_call>'
 
 

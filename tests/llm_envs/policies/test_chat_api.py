@@ -175,12 +175,7 @@ def test_an_answer_of_another_form_errs_its_episode_and_is_not_asked_for_again(a
     [
         (401, {"error": {"message": "bad key"}}, InvalidConfigError, r"401: bad key\n.*api_key"),
         (403, {"detail": "no"}, InvalidConfigError, "403: no"),
-        (
-            404,
-            {"error": {"message": "The model `m` does not exist."}},
-            ModelError,
-            r"404: The model `m`.*\n.*v1/models",
-        ),
+        (404, {"error": {"message": "The model `m` does not exist."}}, ModelError, r"404: .*`m`.*\n.*v1/models"),
         (400, {"error": {"message": "maximum context length is 8"}}, ContextFullError, "is 8"),
         (400, {"error": {"message": "temperature"}}, InvalidConfigError, "400: temperature"),
         (400, "<html>", InvalidConfigError, "<html>"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from device import placed
+from machine import until
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
@@ -89,7 +90,7 @@ def test_short_turns_join_and_leave_while_a_long_one_runs(long_policy, n_steps):
         long = asyncio.ensure_future(
             long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
         )
-        await until(lambda: n_steps() >= 3)
+        assert await until(lambda: n_steps() >= 3)
         answers = [await long_policy.sample(PROMPT[:i], short, seed=i, session="short") for i in range(1, 6)]
         assert not long.done()
         long_policy.interrupt("long")
@@ -116,7 +117,7 @@ def test_a_turn_that_cannot_join_waits_and_says_why(policy, monkeypatch):
     async def run():
         answered = []
         first = asyncio.ensure_future(policy.sample(PROMPT, long, seed=0, session=""))
-        await until(lambda: policy._running)
+        assert await until(lambda: policy._running)
         second = asyncio.ensure_future(policy.sample(PROMPT, short, seed=1, session=""))
         for task in (second, first):
             task.add_done_callback(answered.append)
@@ -135,7 +136,7 @@ def test_a_prompt_that_cannot_be_read_does_not_fail_the_running_turns(long_polic
         long = asyncio.ensure_future(
             long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
         )
-        await until(lambda: n_steps() >= 3)
+        assert await until(lambda: n_steps() >= 3)
 
         def fail_once(*args, **kwargs):
             if kwargs["input_ids"].shape[1] == 1:
@@ -163,7 +164,7 @@ def test_weights_change_between_two_steps_of_a_running_turn(long_policy, n_steps
         long = asyncio.ensure_future(
             long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
         )
-        await until(lambda: n_steps() >= 3)
+        assert await until(lambda: n_steps() >= 3)
         long_policy.update_weights(other.named_parameters(), 7)
         short = await long_policy.sample(PROMPT, SamplingParams(max_new_tokens=5), seed=3, session="")
         long_policy.interrupt("long")
@@ -191,7 +192,7 @@ def test_closing_cancels_what_runs_and_what_waits(long_policy):
     async def run():
         params = SamplingParams(max_new_tokens=8000)
         turns = [asyncio.ensure_future(long_policy.sample(PROMPT, params, seed=i, session="")) for i in range(3)]
-        await until(lambda: long_policy._running)
+        assert await until(lambda: long_policy._running)
         await long_policy.aclose()
         return await asyncio.gather(*turns, return_exceptions=True)
 
@@ -214,7 +215,7 @@ def test_a_cancelled_request_ends_alone(policy, n_steps, monkeypatch):
             asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=60), seed=i, session=""))
             for i in range(4)
         ]
-        await until(lambda: n_steps() >= 3)
+        assert await until(lambda: n_steps() >= 3)
         tasks[1].cancel()
         await asyncio.sleep(0)  # the task takes notice
         cancelled.set()
@@ -361,15 +362,6 @@ def test_close_ends_the_thread(policy):
     assert not any(thread.is_alive() for thread in policy._thread._threads)
 
 
-async def until(condition):
-    """Wait for something that happens within milliseconds on a machine of one's own."""
-    for _ in range(12_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen within a minute")
-
-
 @pytest.fixture
 def n_steps(monkeypatch):
     """Tokens sampled so far, over all batches."""
@@ -398,7 +390,7 @@ def test_interrupted_turns_go_on_to_the_greedy_turn_of_one_piece(long_policy, n_
         whole = await ask(prompts, greedy)
         begun = n_steps()
         first = asyncio.ensure_future(ask(prompts, SamplingParams(max_new_tokens=8000, temperature=0)))
-        await until(lambda: n_steps() >= begun + 5)
+        assert await until(lambda: n_steps() >= begun + 5)
         for session in ("0", "1", "2"):
             long_policy.interrupt(session)
         return whole, await first
@@ -455,7 +447,7 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_
         )  # fmt: skip
         for version in (1, 2):
             begun = n_steps()
-            await until(lambda begun=begun: n_steps() >= begun + 4)
+            assert await until(lambda begun=begun: n_steps() >= begun + 4)
             await gate.close()
             long_policy.update_weights(models[version].named_parameters(), version)
             codec.stop_token_ids = tuple(range(len(TOKENIZER))) if version == 2 else ()

@@ -114,10 +114,7 @@ def test_a_run_that_is_not_there_was_asked_wrongly(tmp_path: Path, capsys: pytes
     [
         (["--out", "."], "is a folder: give --out a file's name."),
         (["--out", "mine.txt"], "mine.txt is there already and is no report: give --out another name."),
-        (
-            ["--out", "mine.txt/report.html"],
-            "mine.txt/report.html cannot be written: mine.txt is a file and no folder.",
-        ),
+        (["--out", "mine.txt/report.html"], "mine.txt/report.html cannot be written: mine.txt is a file"),
         (["--tokenizer", "none"], "--tokenizer none: there is no such folder."),
         (["--tokenizer", "run"], "no tokenizer could be loaded from 'run'"),
         (["run"], "given twice; give each run once."),

@@ -115,9 +115,7 @@ def test_kl_penalty():
         2.0, lambda t: own, lambda t: reference, kl_fn=lambda logps, ref: 0.5 * (logps - ref) ** 2
     )
     assert additions(squared) == pytest.approx([-0.25, -1.0, -2.0])
-    with pytest.raises(
-        InvalidConfigError, match=r"ref_logps_fn returned log-probabilities of \[7\] tokens for rows of"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"ref_logps_fn .*\[7\] tokens"):
         additions(create_kl_penalty(0.2, lambda t: own, lambda t: reference[:1]))
     with pytest.raises(InvalidConfigError, match="logps_fn returned"):
         additions(create_kl_penalty(0.2, lambda t: own[:1], lambda t: reference))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import NAMES, family_tokenizer
+from families import LOOK_UP, NAMES, family_tokenizer
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import from_dataset, sft_rows, to_dataset, to_messages
@@ -18,16 +18,7 @@ from llm_envs.rollout.chat_logs import as_messages
 from llm_envs.testing import ByteCodec
 from llm_envs.types import Message, StopReason, Trajectory, TrajectoryGroup, validate_batch
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Look it up.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
-        },
-    }
-]
+TOOLS = [LOOK_UP]
 CALLING = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"x": "é"}'}}
 LOG = [
     {"role": "system", "content": "Be brief."},

@@ -140,9 +140,7 @@ def test_given_groups_that_a_filter_drops_are_replaced_by_the_refills_in_order(c
 
 def test_a_filter_that_nothing_passes_stops_with_a_message():
     collector = make(HashingTokenPolicy(CODEC, right_digit), group_filter=create_spread_filter(), max_refills=3)
-    with pytest.raises(
-        RolloutFailedError, match=r"6 groups were played and 0 of the 2 wanted.*rewards of the last one: 1, 1"
-    ):
+    with pytest.raises(RolloutFailedError, match=r"6 groups .*0 of the 2 wanted.*: 1, 1"):
         collector.collect(2, 2)
     assert collector.stats.running == 0
     check_books(collector)

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machine import busy, is_running, wait_until
+from sandboxes import make_namespaces
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.sandbox import CRASHED, SandboxLimits, SubprocessSandbox
@@ -31,40 +33,10 @@ HURRIED = replace(LIMITS, timeout_s=0.5)
 """For code that does not end. What ends by itself has long enough for the busiest machine."""
 
 
-def make(**arguments):
-    try:
-        return SubprocessSandbox(limits=LIMITS, **arguments)
-    except SandboxError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
 def sandbox():
-    with make() as sandbox:
+    with make_namespaces(LIMITS) as sandbox:
         yield sandbox
-
-
-@pytest.fixture
-def session(sandbox):
-    session = sandbox.session()
-    yield session
-    session.close()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, seconds: float = 60.0) -> bool:
-    deadline = time.perf_counter() + seconds
-    while not condition():
-        if time.perf_counter() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def interpreter_of(session) -> tuple[int, int]:
@@ -129,7 +101,7 @@ def test_its_folder_is_empty_small_and_its_own(sandbox):
 
 def test_only_the_packages_that_are_named_can_be_imported(session):
     assert session.run("import numpy").error == "ModuleNotFoundError"
-    with make(packages=["numpy", "no_such"]) as other:
+    with make_namespaces(LIMITS, packages=["numpy", "no_such"]) as other:
         assert pickle.loads(pickle.dumps(other)).packages == ("numpy", "no_such")
         opened = other.session(replace(LIMITS, memory_bytes=256 << 20))
         assert opened.run("import numpy\nnumpy.linalg.inv(numpy.eye(2)).tolist()").value == "[[1.0, 0.0], [0.0, 1.0]]"
@@ -152,7 +124,7 @@ def test_the_standard_library_is_there(session):
 def test_a_user_without_rights_gets_the_same(monkeypatch):
     """The way through a namespace of users, which root does not need."""
     monkeypatch.setattr(SubprocessSandbox, "_probe", lambda self: frozenset())
-    with make() as sandbox:
+    with make_namespaces(LIMITS) as sandbox:
         sandbox._force_user_namespace = True
         session = sandbox.session()
         try:
@@ -180,7 +152,7 @@ def system_python() -> str:
 
 
 def test_rlimits_alone_is_weaker_and_says_so(tmp_path):
-    with make(isolation="rlimits", python=system_python()) as sandbox:
+    with make_namespaces(LIMITS, isolation="rlimits", python=system_python()) as sandbox:
         assert sandbox.isolation == "rlimits"
         assert not {"files", "network", "processes"} & sandbox.protections
         session = sandbox.session()
@@ -215,7 +187,7 @@ fcntl.fcntl(ours, {command}, {argument})
 
 @pytest.mark.smoke
 def test_rlimits_alone_lets_no_signal_out():
-    with make(isolation="rlimits", python=system_python()) as sandbox:
+    with make_namespaces(LIMITS, isolation="rlimits", python=system_python()) as sandbox:
         if "system calls" not in sandbox.protections:
             pytest.skip("no filter of system calls on this machine")
         session = sandbox.session()
@@ -243,7 +215,7 @@ def test_an_interpreter_that_stops_itself_is_over_its_time():
             pass
         refused
     """
-    with make(isolation="rlimits", python=system_python()) as sandbox:
+    with make_namespaces(LIMITS, isolation="rlimits", python=system_python()) as sandbox:
         session = sandbox.session(replace(LIMITS, timeout_s=1.0))
         result = session.run(textwrap.dedent(code))
         assert result.value == "True" if "system calls" in sandbox.protections else result.stopped == "time"
@@ -430,13 +402,8 @@ def test_sleeping_is_the_codes_own_time(sandbox):
 def test_a_loop_beside_eight_busy_processes_is_over_its_time(sandbox):
     session = sandbox.session(HURRIED)
     session.run("x = 1")
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
-    try:
+    with busy(8):
         assert session.run("while True: pass").stopped == "time"
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     session.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("pydantic_monty")
 
+from machine import busy
 from pydantic_monty._binary import find_monty_binary
 
 from llm_envs.errors import InvalidConfigError, SandboxError
@@ -141,13 +142,8 @@ def test_a_worker_that_is_stopped_during_a_run_gets_the_time_that_it_lost():
 def test_a_loop_beside_eight_busy_processes_is_over_its_time(hurried):
     session = hurried.session()
     session.run("x = 1")
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
-    try:
+    with busy(8):
         assert session.run("while True: pass").stopped == "time"
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     assert session.run("x").value == "1"
 
 

@@ -14,41 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sandboxes import BACKENDS
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.sandbox import CRASHED, MontySandbox, SandboxLimits, SubprocessSandbox
+from llm_envs.sandbox import CRASHED, MontySandbox, SandboxLimits
 
 LIMITS = SandboxLimits(timeout_s=30, memory_bytes=48 << 20, recursion_depth=100, output_characters=200)
 HURRIED = replace(LIMITS, timeout_s=0.5)
 """For code that does not end. What ends by itself has long enough for the busiest machine."""
 
 
-def make_monty():
-    pytest.importorskip("pydantic_monty")
-    return MontySandbox(n_workers=2, limits=LIMITS)
-
-
-def make_namespaces():
-    try:
-        return SubprocessSandbox(limits=LIMITS)
-    except SandboxError as error:
-        pytest.skip(str(error))
-
-
-BACKENDS = {"monty": make_monty, "namespaces": make_namespaces}
-
-
 @pytest.fixture(params=BACKENDS)
 def sandbox(request):
-    with BACKENDS[request.param]() as sandbox:
+    with BACKENDS[request.param](LIMITS) as sandbox:
         yield sandbox
-
-
-@pytest.fixture
-def session(sandbox):
-    session = sandbox.session()
-    yield session
-    session.close()
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from sandboxes import BACKENDS
 
 import llm_envs
-from llm_envs.errors import SandboxError
-from llm_envs.sandbox import MontySandbox, SandboxLimits, SubprocessSandbox
+from llm_envs.sandbox import SandboxLimits
 
 pytestmark = pytest.mark.slow
 
@@ -109,24 +109,9 @@ def host(tmp_path_factory):
     host.close()
 
 
-def make_monty():
-    pytest.importorskip("pydantic_monty")
-    return MontySandbox(n_workers=2, limits=LIMITS)
-
-
-def make_namespaces():
-    try:
-        return SubprocessSandbox(limits=LIMITS)
-    except SandboxError as error:
-        pytest.skip(str(error))
-
-
-BACKENDS = {"monty": make_monty, "namespaces": make_namespaces}
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
 def sandbox(request):
-    with BACKENDS[request.param]() as sandbox:
+    with BACKENDS[request.param](LIMITS) as sandbox:
         yield sandbox
 
 

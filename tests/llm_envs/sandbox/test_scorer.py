@@ -1,6 +1,5 @@
 """A scorer in a child process: its limits, what it refuses, and what is left for the next request."""
 
-import contextlib
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from machine import is_running, wait_until
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.processes import cpu_seconds
@@ -104,7 +104,7 @@ def test_closing_ends_the_processes(scorer):
     processes = [scorer.ask({"n": 1}, 60.0)["pid"], scorer._loader.pid]
     scorer.close()
     scorer.close()
-    wait_for_the_end_of(*processes)
+    assert wait_until(lambda: not any(map(is_running, processes)))
     with pytest.raises(InvalidConfigError, match="BoundedScorer is closed"):
         scorer.ask({"n": 1}, 60.0)
 
@@ -113,7 +113,7 @@ def test_a_script_is_loaded_again_if_its_processes_were_killed(scorer):
     pid = scorer.ask({"n": 1}, 60.0)["pid"]
     os.killpg(scorer._loader.pid, signal.SIGKILL)
     scorer._loader.process.wait()
-    wait_for_the_end_of(pid)
+    assert wait_until(lambda: not is_running(pid))
     assert scorer.ask({"n": 21}, 60.0)["double"] == 42
     assert scorer.n_loaded == 2
 
@@ -132,7 +132,7 @@ def test_an_interrupted_request_leaves_no_child_and_no_reply(scorer):
     threading.Thread(target=interrupt_once_it_works).start()
     with pytest.raises(KeyboardInterrupt):
         scorer.ask({"do": "loop"}, 600.0)
-    wait_for_the_end_of(pid)
+    assert wait_until(lambda: not is_running(pid))
     assert scorer.ask({"n": 21}, 60.0)["double"] == 42
 
 
@@ -207,20 +207,7 @@ def test_one_in_a_loop_ends_with_its_host(scorer):
     pid = int(host.stdout.readline())
     host.kill()
     host.communicate()
-    wait_for_the_end_of(pid)
-
-
-def wait_for_the_end_of(*processes):
-    deadline = time.monotonic() + 120
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline, "it outlives its host"
-        time.sleep(0.01)
-
-
-def is_running(pid):
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
-    return False
+    assert wait_until(lambda: not is_running(pid))
 
 
 def test_a_scorer_that_does_not_load_says_why(tmp_path):

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from machine import until
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.tools import (
@@ -77,14 +78,6 @@ def outputs(results):
 def timed(function, *args, **kwargs):
     started = time.perf_counter()
     return function(*args, **kwargs), time.perf_counter() - started
-
-
-async def until(condition, limit_s=120.0):
-    """Wait for something, and tell whether it happened."""
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        await asyncio.sleep(0.005)
-    return condition()
 
 
 # Side by side.

@@ -14,6 +14,7 @@ from audit_corruptions import CORRUPTIONS, Corruption, rewrite_record
 from audit_table import pages
 from graph_algorithms import GRAPH_ALGORITHMS
 from peft import LoraConfig
+from trainings import QUIET
 
 from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError
@@ -75,13 +76,9 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "max_turn_tokens": 16,
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "logging_steps": 1,
-        "save_steps": 1,
-        "report_to": "none",
         "num_train_seeds": 64,
-        "disable_tqdm": True,
+        **QUIET,
+        **{"save_strategy": "steps", "save_steps": 1},
         **changes,
     }
 

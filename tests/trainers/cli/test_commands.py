@@ -411,16 +411,10 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
     for arguments, said in (
         ([*command, "--env", "llm/Countdwn-v0"], "llm/Countdown-v0"),
         ([*command, "--env", "{3"], "is no JSON"),
-        (
-            ["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL],
-            "--model is missing",
-        ),
+        (["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL], "--model is missing"),
         (command, "none is given, one is needed."),
         ([*command, "--env", "llm/Countdown-v0", "--algorithm", "gdpo"], "algorithm='gdpo' is not known"),
-        (
-            [*command, "--env", "x", "--num_generation", "4"],
-            "--num-generation: there is no such option. Did you mean --num-generations?",
-        ),
+        ([*command, "--env", "x", "--num_generation", "4"], "Did you mean --num-generations?"),
         ([*command, "--env", "x", "--beta", "much"], "argument --beta: invalid float value: 'much'"),
         ([*command, "--env", "x", "here"], "here: unexpected argument"),
         ([*command, "--config"], "--config needs a YAML file"),
@@ -435,18 +429,12 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            "env: x\nnum_generation: 4\n",
-            "num_generation: there is no such option. Did you mean",
-        ),
+        ("env: x\nnum_generation: 4\n", "num_generation: there is no such option. Did you mean"),
         ("env: {HF_HUB_OFFLINE: 1}\n", "env is the environment to play; variables are below `variables:`"),
         ("env: x\nbeta: much\n", "run.yaml: argument --beta: invalid float value: 'much'"),
         ("env: x\nbeta: [1]\n", r"run.yaml: beta is a list of 1; it takes one value"),
         ("env: x\nmax_steps: 1.5\n", "run.yaml: argument --max-steps: invalid int value: '1.5'"),
-        (
-            "env: x\ntrain_sampling_strategy: rnd\n",
-            r"run.yaml: argument --train-sampling-strategy: invalid choice: 'rnd' .choose from .*Did you mean random",
-        ),
+        ("env: x\ntrain_sampling_strategy: rnd\n", "run.yaml: argument --train-sampling-strategy: .*'rnd'.*random"),
         ("env: x\ntemperature: 0\n", "temperature=0"),
         ("- a list\n", "must be a mapping"),
         ("a: [", "cannot be read: while parsing"),
@@ -474,13 +462,9 @@ def test_settings_of_an_adapter_want_one(write, tmp_path, tiny_folder, capsys):
 def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
     for name, wrong, near in (("grpo", "dapoo", "dapo"), ("ppo", "dapoo", "dapo"), ("dpo", "sigmoyd", "sigmoid")):
         assert main([*write(name), "--dry_run", "--loss_type", wrong]) == 2
-        assert re.search(
-            rf"loss_type='{wrong}'; it must be one of .*{near}.* Did you mean {near}\?", capsys.readouterr().err
-        )
+        assert re.search(rf"loss_type='{wrong}'.* Did you mean {near}\?", capsys.readouterr().err)
     assert main([*write("sft"), "--dry_run", "--loss_type", "nnl"]) == 2
-    assert (
-        "invalid choice: 'nnl' (choose from 'nll', 'dft', 'chunked_nll'). Did you mean nll?" in capsys.readouterr().err
-    )
+    assert re.search(r"'nnl' .*'nll', 'dft', 'chunked_nll'.*Did you mean nll\?", capsys.readouterr().err)
     with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
         EnvGRPOConfig(loss_type="dapoo")
     text = EnvDPOConfig.__dataclass_fields__["loss_type"].metadata["help"]

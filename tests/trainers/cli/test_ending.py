@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainings import QUIET
 from transformers import TrainerCallback
 
 from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
@@ -36,11 +37,7 @@ def make(model: str, folder: Any, *callbacks: TrainerCallback) -> EnvSFTTrainer:
         max_length=260,
         overlong="cut",
         learning_rate=1e-2,
-        gradient_checkpointing=False,
-        bf16=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **QUIET,
     )
     return EnvSFTTrainer(model, "llm/GuessNumber-v0", args, callbacks=list(callbacks))
 

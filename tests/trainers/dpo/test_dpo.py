@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from dense_env import DenseEnv
 from device import on_cpu, rounding, to_device
 from families import family_tokenizer
 from peft import LoraConfig
+from trainings import DENSE, QUIET
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -23,7 +23,7 @@ from llm_envs.chat import ChatCodec
 from llm_envs.data import preference_pairs, to_dataset, to_groups, write_jsonl
 from llm_envs.errors import InvalidConfigError, TimeLimitError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
-from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter
+from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.dpo.pairs import check_tokenizer, fit_pairs, pair_rows
@@ -33,7 +33,6 @@ from llm_envs.types import SamplingParams, TrajectoryGroup
 pytestmark = pytest.mark.trainings
 
 ENV = "test/Say-v0"
-DENSE = EnvChoice("dense", factory=DenseEnv)
 TRL_LOSSES = [
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
@@ -48,12 +47,7 @@ def settings(tmp_path):
             "per_device_train_batch_size": 4,
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "logging_steps": 1,
+            **QUIET,
         }
         return EnvDPOConfig(**{**base, **changes})
 

@@ -178,9 +178,7 @@ def test_an_engine_that_lacks_a_part_is_noticed():
 @pytest.mark.parametrize("name", NO_WEIGHTS)
 def test_an_adapter_without_weights_to_merge_is_refused(name):
     model, _ = adapted(NO_WEIGHTS[name])
-    with pytest.raises(
-        InvalidConfigError, match=rf"peft_config={type(NO_WEIGHTS[name]).__name__}\(.*no form as weights"
-    ):
+    with pytest.raises(InvalidConfigError, match=rf"peft_config={type(NO_WEIGHTS[name]).__name__}\("):
         check_mergeable(model)
 
 

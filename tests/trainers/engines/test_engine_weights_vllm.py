@@ -16,7 +16,8 @@ pytestmark = pytest.mark.vllm
 import peft  # noqa: E402  (after the skip)
 from accelerate import Accelerator  # noqa: E402
 from train_wrapped import torchvision_stand_in  # noqa: E402
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from trainings import save_biased  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 from wrapped import WRAPPED, tiny_wrapped  # noqa: E402
 
 from llm_envs.errors import InvalidConfigError, ModelError  # noqa: E402
@@ -52,24 +53,7 @@ NOT_SERVED = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A saved model with tied embeddings and biases."""
-    folder, tokenizer = str(tmp_path_factory.mktemp("biased")), tiny_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        attention_bias=True,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_biased(tmp_path_factory.mktemp("biased"), n_layers=2, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module", params=["colocate", "server"])

@@ -127,9 +127,7 @@ def test_a_rollout_is_shorter_than_the_process_groups_timeout():
     assert limit_of(64, max_episode_s=3500.0) == 3500.0
     with pytest.raises(InvalidConfigError, match=r"may take 3620 s \(1 times max_episode_s=3500, and max_step_s"):
         limit_of(64, max_episode_s=3500.0, max_step_s=120.0)
-    with pytest.raises(
-        InvalidConfigError, match=r"2 times max_episode_s=1800.*gives up after 3600 s.*raise ddp_timeout"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"max_episode_s=1800.* 3600 s.*ddp_timeout"):
         limit_of(200, max_episode_s=1800.0)
 
 

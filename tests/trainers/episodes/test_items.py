@@ -74,16 +74,11 @@ def test_refills_repeat_by_key_and_have_ids_of_their_own():
 
 
 @pytest.fixture
-def make(tiny_folder, config):
-    made = []
-
+def make(tiny_folder, config, keep):
     def build(env, settings=None, **kwargs):
-        made.append(EnvGRPOTrainer(tiny_folder, env, config(**(settings or {})), **kwargs))
-        return made[-1]
+        return keep(EnvGRPOTrainer(tiny_folder, env, config(**(settings or {})), **kwargs))
 
-    yield build
-    for trainer in made:
-        trainer.close()
+    return build
 
 
 def test_a_factory_and_a_mixture_are_trained_on_and_counted_apart(make):

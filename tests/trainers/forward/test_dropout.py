@@ -4,14 +4,12 @@ import peft
 import pytest
 import torch
 import transformers
-from dense_env import DenseEnv
 from preferences import message_pairs
+from trainings import DENSE, PLAYED, QUIET, TRAINERS
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from llm_envs.errors import ModelError
-from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_tokenizer
-from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.forward.dropout import describe_dropout, disable_dropout
 from llm_envs.trainers.functional.references import create_ema_update
 from llm_envs.trainers.loop import create_training_state
@@ -81,12 +79,7 @@ def test_the_places_are_counted():
     assert describe_dropout(both) == "0.25 in 0 and 1 more place"
 
 
-PLAYED = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 64}
-TRAINERS = {
-    "grpo": (EnvGRPOTrainer, EnvGRPOConfig, {"beta": 0.1, "num_generations": 4, **PLAYED}),
-    "ppo": (EnvPPOTrainer, EnvPPOConfig, {"beta": 0.1, **PLAYED}),
-    "dpo": (EnvDPOTrainer, EnvDPOConfig, {}),
-}
+OWN = {"grpo": {"beta": 0.1, "num_generations": 4, **PLAYED}, "ppo": {"beta": 0.1, **PLAYED}, "dpo": {}}
 
 
 @pytest.fixture
@@ -108,23 +101,16 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def make_trainer(folder, tmp_path):
-    trainers = []
-
+def make_trainer(folder, tmp_path, keep):
     def build(kind="grpo", settings=None, **arguments):
-        trainer_class, config, own = TRAINERS[kind]
-        common = {"max_steps": 1, "per_device_train_batch_size": 4}
-        common |= {"gradient_checkpointing": False, "bf16": False, "logging_steps": 1, "save_strategy": "no"}
-        common |= {"report_to": "none", "disable_tqdm": True, "learning_rate": 0.0}
-        args = config(str(tmp_path / "out"), **common | own | (settings or {}))
+        trainer_class, config = TRAINERS[kind]
+        common = QUIET | {"max_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 0.0}
+        args = config(str(tmp_path / "out"), **common | OWN[kind] | (settings or {}))
         if kind == "dpo":
             return trainer_class(folder, args, source=message_pairs(), **arguments)
-        trainers.append(trainer_class(folder, EnvChoice("dense", factory=DenseEnv), args, **arguments))
-        return trainers[-1]
+        return keep(trainer_class(folder, DENSE, args, **arguments))
 
-    yield build
-    for trainer in trainers:
-        trainer.close()
+    return build
 
 
 def lora():
@@ -132,7 +118,7 @@ def lora():
 
 
 @pytest.mark.trainings
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", OWN)
 def test_every_trainer_switches_it_off_also_in_an_adapter_that_is_the_reference(make_trainer, kind):
     trainer = make_trainer(kind, peft_config=lora(), reference_update_fn=create_ema_update(0.5))
     model = trainer.accelerator.unwrap_model(trainer.model)

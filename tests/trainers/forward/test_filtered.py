@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import rounding, spy_on_batches
+from trainings import DENSE, play_filtered, save_sharp
 
 from llm_envs.errors import InvalidConfigError, ModelError
-from llm_envs.policies import TransformersPolicy
-from llm_envs.policies.inference import load_model, load_tokenizer, token_logps
+from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts
-from llm_envs.rollout import Collector, EnvChoice
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
@@ -20,7 +17,7 @@ from llm_envs.trainers.forward.filtered import unfiltered_logps, without_filters
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration, training_step
 from llm_envs.trainers.loop.run import _prepared
-from llm_envs.types import SamplingParams, TrajectoryGroup
+from llm_envs.types import SamplingParams
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
@@ -33,28 +30,11 @@ FILTERS = [
     {"repetition_penalty": 1.5},
     {"top_p": 0.9, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.2, "temperature": 0.8},
 ]
-DENSE = EnvChoice("dense", factory=DenseEnv)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a saved model far from the uniform distribution, so that filters have an effect."""
-    folder = tmp_path_factory.mktemp("sharp")
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def collected(folder, params):
-    policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))
-    with Collector(DENSE, policy, codec=policy.codec, sampling=params, progress=False) as collector:
-        groups = collector.collect(2, group_size=4)
-    return [TrajectoryGroup(group.group_id, "dense", 0, tuple(group)) for group in groups]
+    return save_sharp(tmp_path_factory.mktemp("sharp"))
 
 
 class Table(torch.nn.Module):
@@ -98,7 +78,7 @@ def test_what_a_repetition_penalty_adds_by_hand():
 def test_without_its_filters_the_sampler_says_what_scoring_says(folder, filters):
     params = SamplingParams(max_new_tokens=8, **filters)
     model = load_model(folder)
-    for trajectory in [t for group in collected(folder, params) for t in group]:
+    for trajectory in [t for group in play_filtered(folder, params) for t in group]:
         (row,) = trajectory.rows
         values = unfiltered_logps(model, row.ids, row.mask, row.logps, params)
         (scored,) = token_logps(model, [row.ids], temperature=params.temperature)
@@ -110,7 +90,7 @@ def test_without_its_filters_the_sampler_says_what_scoring_says(folder, filters)
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_ratios_and_weights_of_the_loop_are_one(folder, filters, old_logps):
     params = SamplingParams(max_new_tokens=8, **filters)
-    groups = collected(folder, params)
+    groups = play_filtered(folder, params)
     state = create_training_state(load_model(folder), learning_rate=0.0)
     settings = LoopSettings(old_logps=old_logps, logps_tolerance=rounding(2e-5))  # the guard is on
     _, metrics = training_iteration(state, groups, sampling=params, settings=settings)
@@ -127,7 +107,7 @@ def test_ratios_and_weights_of_the_loop_are_one(folder, filters, old_logps):
 
 def test_the_loop_refuses_ratios_against_a_filtered_distribution(folder):
     params = SamplingParams(max_new_tokens=8, top_p=0.7)
-    paid = score_episodes([t for group in collected(folder, params) for t in group], RewardSettings(), {})
+    paid = score_episodes([t for group in play_filtered(folder, params) for t in group], RewardSettings(), {})
     state = create_training_state(load_model(folder))
     played = make_batch(paid, pad_id=0, sampling=params, device=state.model.device)
     batch, _ = _prepared(state, played, paid, GRPO, LoopSettings())

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu, rounding, spy_on_batches
+from trainings import DENSE, play_filtered, save_sharp
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import TransformersPolicy
@@ -14,9 +14,8 @@ from llm_envs.policies.chat_api import chat_request
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.policies.vllm.engine_format import to_vllm
 from llm_envs.policies.vllm.formats import SGLangFormat, TurnRequest, VLLMFormat
-from llm_envs.rollout import Collector, EnvChoice, RowBuilder
+from llm_envs.rollout import RowBuilder
 from llm_envs.rollout.turn import join_pieces
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
@@ -25,26 +24,11 @@ from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.logits import entropies_from_logits, keep_tokens, logps_from_logits
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration
 from llm_envs.trainers.loop.batch import score_batch
-from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams, TrajectoryGroup
+from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams
 
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 FILTERS = [{"top_p": 0.7}, {"top_k": 5, "temperature": 1.5}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 20, "min_p": 0.02}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return a saved model far from the uniform distribution, so that filters have an effect."""
-    folder = tmp_path_factory.mktemp("sharp")
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def kept(*lists):
@@ -114,17 +98,15 @@ def test_the_policy_says_what_it_chose_from(folder, filters):
     assert asyncio.run(sample(SamplingParams(max_new_tokens=4, **filters))).kept is None
 
 
-def collected(folder, params):
-    policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))
-    with Collector(DENSE, policy, codec=policy.codec, sampling=params, progress=False) as collector:
-        groups = collector.collect(2, group_size=4)
-    return [TrajectoryGroup(group.group_id, "dense", 0, tuple(group)) for group in groups]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_sharp(tmp_path_factory.mktemp("sharp"))
 
 
 @pytest.mark.parametrize("filters", FILTERS[:2], ids=str)
 def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     params = SamplingParams(max_new_tokens=8, keep_mask=True, **filters)
-    groups = collected(folder, params)
+    groups = play_filtered(folder, params)
     model = load_model(folder)
     paid = score_episodes([t for g in groups for t in g], RewardSettings(), {})
     batch = make_batch(paid, pad_id=0, sampling=params, device=model.device)
@@ -136,7 +118,7 @@ def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     settings = LoopSettings(logps_tolerance=rounding(2e-5), micro_batch_size=3)
     _, metrics = training_iteration(state, groups, algorithm=GRPO, sampling=params, settings=settings)
     assert metrics["ratio"] == pytest.approx(1.0, abs=rounding(1e-5)) and metrics["grad_norm"] > 0
-    without = collected(folder, SamplingParams(max_new_tokens=8, **filters))
+    without = play_filtered(folder, SamplingParams(max_new_tokens=8, **filters))
     with pytest.raises(InvalidConfigError, match="keep_mask=True, and the policy returned tokens without"):
         training_iteration(state, without, sampling=params)
 

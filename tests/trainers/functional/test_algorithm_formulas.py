@@ -36,6 +36,8 @@ TURN_REWARDS = ((0.5, 0.5), (0.0, math.nan), (0.125, 0.125), (0.0, 0.0), (0.25, 
 TURN_STATES = ((0, 1), (0, -1), (0, 1), (2, 2), (2, 3))
 TURNS = ((0, 0, 1), (0,), (0, 1), (0, 1), (0, 1, 1))
 """The turn of each token."""
+RETURNS = ((1.0, 0.5), (0.0,), (0.25, 0.125), (0.0, 0.0), (1.0, 0.75))
+"""The return of each turn: its reward and all later ones."""
 N_TOKENS, MAX_LENGTH, EPS = 11, 8.0, 1e-4
 
 KNOWN = {**ALGORITHMS, **GRAPH_ALGORITHMS}
@@ -63,6 +65,24 @@ def clipped(ratio: float, advantage: float, low: float, high: float) -> tuple[fl
     """Return -min(r A, clip(r, 1 - low, 1 + high) A) and its derivative by log r."""
     cut = min(max(ratio, 1 - low), 1 + high) * advantage
     return (-ratio * advantage, -ratio * advantage) if ratio * advantage <= cut else (-cut, 0.0)
+
+
+def by_turn(advantage: Callable[[int, int], float]) -> tuple[float, Table]:
+    """Return GRPO's surrogate over all tokens, each with the advantage of its turn."""
+    return summed(
+        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
+def by_root_mean_square(difference: Callable[[int, int], float]) -> Callable[[int, int], float]:
+    """Divide what each turn gains by the root of the mean square of its group's."""
+
+    def advantage(row: int, turn: int) -> float:
+        squares = [difference(other, k) ** 2 for other in group_of(row) for k in range(len(RETURNS[other]))]
+        return difference(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
+
+    return advantage
 
 
 def normalised(row: int) -> float:
@@ -158,20 +178,12 @@ def per_turn() -> tuple[float, Table]:
 
     The baseline leaves the episode itself out, and one number scales a group: ours, see `turn_advantages.per_turn`.
     """
-    returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
 
     def plain(row: int, turn: int) -> float:
-        others = [returns[other][turn] for other in group_of(row) if other != row and turn < len(returns[other])]
-        return returns[row][turn] - sum(others) / len(others)
+        others = [RETURNS[other][turn] for other in group_of(row) if other != row and turn < len(RETURNS[other])]
+        return RETURNS[row][turn] - sum(others) / len(others)
 
-    def advantage(row: int, turn: int) -> float:
-        squares = [plain(other, k) ** 2 for other in group_of(row) for k in range(len(returns[other]))]
-        return plain(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
-
-    return summed(
-        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
-        lambda row: 1 / N_TOKENS,
-    )
+    return by_turn(by_root_mean_square(plain))
 
 
 def in_state(row: int, turn: int) -> list[tuple[int, int]]:
@@ -193,32 +205,21 @@ def gigpo() -> tuple[float, Table]:
         deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
         return normalised(row) + (returns[row][turn] - mean) / (deviation + EPS)
 
-    return summed(
-        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
-        lambda row: 1 / N_TOKENS,
-    )
+    return by_turn(advantage)
 
 
 def state_graph() -> tuple[float, Table]:
     """r + V(next state) - V(state), V the mean return of a state, by the group's root mean square: arXiv 2606.22995."""
-    returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
 
     def value(row: int, turn: int) -> float:
-        values = [returns[other][k] for other, k in in_state(row, turn)]
+        values = [RETURNS[other][k] for other, k in in_state(row, turn)]
         return sum(values) / len(values)
 
     def difference(row: int, turn: int) -> float:
-        is_last = turn + 1 == len(returns[row])
+        is_last = turn + 1 == len(RETURNS[row])
         return TURN_REWARDS[row][turn] + (0.0 if is_last else value(row, turn + 1)) - value(row, turn)
 
-    def advantage(row: int, turn: int) -> float:
-        squares = [difference(other, k) ** 2 for other in group_of(row) for k in range(len(returns[other]))]
-        return difference(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
-
-    return summed(
-        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
-        lambda row: 1 / N_TOKENS,
-    )
+    return by_turn(by_root_mean_square(difference))
 
 
 def tree() -> tuple[float, Table]:
@@ -226,10 +227,9 @@ def tree() -> tuple[float, Table]:
 
     By the group's root mean square: VinePPO, arXiv 2410.01679, with segments as in arXiv 2505.23564.
     """
-    returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
 
     def value(row: int, turn: int) -> float | None:
-        values = [returns[other][k] for other, k in in_state(row, turn)]
+        values = [RETURNS[other][k] for other, k in in_state(row, turn)]
         return sum(values) / len(values) if len(values) > 1 else None
 
     def difference(row: int, turn: int) -> float:
@@ -237,21 +237,14 @@ def tree() -> tuple[float, Table]:
         if first is None:
             return difference(row, turn - 1) if turn else 0.0
         gained = 0.0
-        for k in range(turn, len(returns[row])):
+        for k in range(turn, len(RETURNS[row])):
             gained += TURN_REWARDS[row][k]
-            after = value(row, k + 1) if k + 1 < len(returns[row]) else 0.0
+            after = value(row, k + 1) if k + 1 < len(RETURNS[row]) else 0.0
             if after is not None:
                 return gained + after - first
         return gained - first
 
-    def advantage(row: int, turn: int) -> float:
-        squares = [difference(other, k) ** 2 for other in group_of(row) for k in range(len(returns[other]))]
-        return difference(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
-
-    return summed(
-        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
-        lambda row: 1 / N_TOKENS,
-    )
+    return by_turn(by_root_mean_square(difference))
 
 
 def distill() -> tuple[float, Table]:
@@ -276,20 +269,8 @@ def distill_loss() -> tuple[float, Table]:
 FORMULAS: dict[str, Formula] = {
     function.__name__: function
     for function in (
-        grpo,
-        dr_grpo,
-        dapo,
-        rloo,
-        reinforce,
-        gspo,
-        cispo,
-        pairwise,
-        per_turn,
-        gigpo,
-        state_graph,
-        tree,
-        distill,
-        distill_loss,
+        *(grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, pairwise),
+        *(per_turn, gigpo, state_graph, tree, distill, distill_loss),
     )
 }
 LITERALS: dict[str, tuple[float, Table]] = {

@@ -29,16 +29,11 @@ ENV = "test/Say-v0"
 
 
 @pytest.fixture
-def make(tiny_folder, config):
-    made = []
-
+def make(tiny_folder, config, keep):
     def build(env=ENV, model=tiny_folder, kwargs=None, **changes):
-        made.append(EnvGRPOTrainer(model, env, config(**changes), **(kwargs or {})))
-        return made[-1]
+        return keep(EnvGRPOTrainer(model, env, config(**changes), **(kwargs or {})))
 
-    yield build
-    for trainer in made:
-        trainer.close()
+    return build
 
 
 def test_contract_one_step(make):

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import torch
 from tool_model import make_tool_model
+from trainings import QUIET
 from transformers import AutoModelForCausalLM
 
 from llm_envs.agents import AgentEnv, Endpoint, EnvTask
@@ -42,11 +43,7 @@ def trained(env: Any, model: Path, out: Path) -> dict[str, torch.Tensor]:
         max_completion_length=160,
         max_turn_tokens=40,
         max_concurrency=1,  # one request at a time: a batch's composition would change the last bits
-        gradient_checkpointing=False,
-        bf16=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **QUIET,
         seed=3,
     )
     trainer = EnvGRPOTrainer(str(model), env, args)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from device import spy_on_batches
 from families import family_tokenizer
+from trainings import last_only
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from llm_envs.errors import InvalidConfigError
@@ -23,26 +24,17 @@ pytestmark = pytest.mark.trainings
 ENV = "test/Say-v0"
 
 
-def last_only(messages):
-    """See the task and the last thing said: every turn is a row of its own."""
-    return [messages[0], messages[-1]] if len(messages) > 1 else messages
-
-
 @pytest.fixture
-def play(tiny_folder, config):
+def play(tiny_folder, config, keep):
     """Train one step, and return the trainer and its batch."""
-    made = []
 
     def run(model=tiny_folder, context_fn=None, algorithm=None, **changes):
-        trainer = EnvGRPOTrainer(model, ENV, config(**changes), context_fn=context_fn, algorithm=algorithm)
-        made.append(trainer)
+        trainer = keep(EnvGRPOTrainer(model, ENV, config(**changes), context_fn=context_fn, algorithm=algorithm))
         batches = spy_on_batches(trainer)
         trainer.train()
         return trainer, batches[0]
 
-    yield run
-    for trainer in made:
-        trainer.close()
+    return run
 
 
 def check_batch(trainer, batch, model_folder):

@@ -1,19 +1,17 @@
 """What a user may replace in GRPO by passing a function: rewards, shaping, filters, and the parts of an algorithm."""
 
 import asyncio
-import copy
 import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from dense_env import DenseEnv
-from device import rounding, spy_on_batches
+from device import spy_on_batches
 from graph_algorithms import TREE
+from trainings import COIN, DENSE, assert_same, distance, logged, trained
 
 from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, TimeLimitError
-from llm_envs.rollout import EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
 from llm_envs.rollout.workers.server import EnvServer
@@ -26,40 +24,19 @@ from llm_envs.trainers.schedules import create_linear
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 2, "seed": 5}
 
 
 @pytest.fixture
-def make(tiny_folder, config):
-    made = []
-
+def make(tiny_folder, config, keep):
     def build(settings=None, env=DENSE, **hooks):
-        made.append(EnvGRPOTrainer(tiny_folder, env, config(**LEARNING | (settings or {})), **hooks))
-        return made[-1]
+        return keep(EnvGRPOTrainer(tiny_folder, env, config(**LEARNING | (settings or {})), **hooks))
 
-    yield build
-    for trainer in made:
-        trainer.close()
-
-
-def trained(trainer):
-    trainer.train()
-    return copy.deepcopy(trainer.model.state_dict())
-
-
-def assert_same(one, other, atol=1e-6):
-    for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=rounding(atol))
-
-
-def distance(one, other):
-    return max((other[name] - value).abs().max().item() for name, value in one.items())
+    return build
 
 
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-
-
+RELATIVE = RewardSettings(aggregate="relative")
 ON_POLICY_TOKENS = replace(GRPO, normalisation="token", kl_coef=0.5)
 
 
@@ -122,7 +99,7 @@ def test_kl_in_the_reward(make):
 
     trainer._generate_and_score_completions = watched
     trainer.train()
-    kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    kls = logged(trainer, "kl")
     assert kls[0] == pytest.approx(0.0, abs=1e-6) and abs(kls[-1]) > 1e-5
     assert seen[0][0].tolist() == pytest.approx(paid[0].tolist(), abs=1e-5)
     assert seen[2][0].tolist() != pytest.approx(paid[2].tolist(), abs=1e-6)
@@ -149,14 +126,14 @@ def test_rewards_of_ones_own_are_columns_and_count(make):
     )
     kept = spy_on_batches(trainer)
     trainer.train()
-    logged = trainer.state.log_history[0]
+    log = trainer.state.log_history[0]
     played = trainer.last_trajectories
     paid = torch.tensor([t.reward - 0.125 * t.n_sampled_tokens - 0.5 for t in played])
     expected = paid - paid.view(-1, 4).mean(1).repeat_interleave(4)
     torch.testing.assert_close(kept[0]["advantages"], expected, rtol=0, atol=1e-5)
-    assert logged["rewards/length/mean"] == pytest.approx(sum(t.n_sampled_tokens for t in played) / 16, rel=1e-3)
-    assert logged["rewards/shaping/cost/mean"] == pytest.approx(-0.5)
-    assert logged["rewards/reward/mean"] == pytest.approx(logged["env/reward"], rel=1e-3)  # the task's stays what it is
+    assert log["rewards/length/mean"] == pytest.approx(sum(t.n_sampled_tokens for t in played) / 16, rel=1e-3)
+    assert log["rewards/shaping/cost/mean"] == pytest.approx(-0.5)
+    assert log["rewards/reward/mean"] == pytest.approx(log["env/reward"], rel=1e-3)  # the task's stays what it is
 
 
 def test_components_keep_their_names_in_both_of_trls_ways(make):
@@ -174,8 +151,8 @@ def test_components_keep_their_names_in_both_of_trls_ways(make):
         weights = trainer.generation.episodes.weights
         task = trainer.last_trajectories[0]
         assert weights.keys() - {"aggregate"} == task.components.keys() and len(weights) > 1
-        logged = trainer.state.log_history[0]
-        assert all(f"rewards/{name}/mean" in logged for name in weights)
+        log = trainer.state.log_history[0]
+        assert all(f"rewards/{name}/mean" in log for name in weights)
         declared = trainer._task_weights
         assert sum(w * task.components[name] for name, w in declared.items()) == pytest.approx(task.reward)
         assert (weights == declared) == (way == "sum_then_normalize")
@@ -197,28 +174,13 @@ def test_what_a_judge_cannot_score_is_masked_and_counts_nowhere(make):
     assert kept[0]["advantages"].view(4, 4).sum(1).abs().max() < 1e-4
 
 
-class CoinEnv(DenseEnv):
-    """In every second problem all replies earn the same."""
-
-    def reset(self, *, seed=None, options=None):
-        self.is_flat = seed % 2 == 0
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        observation, reward, *rest = super().step(action)
-        return observation, 0.5 if self.is_flat else reward, *rest
-
-
-COIN = EnvChoice("coin", factory=CoinEnv)
-
-
 def test_groups_without_spread_are_replaced(make):
     trainer = make(env=COIN, group_filter=create_spread_filter())
     trainer.train()
     rewards = torch.tensor([t.reward for t in trainer.last_trajectories]).view(4, 4)
     assert (rewards.max(1).values > rewards.min(1).values).all()
     assert all(t.seed % 2 == 1 for t in trainer.last_trajectories)
-    played = [entry["env/episodes"] for entry in trainer.state.log_history if "env/episodes" in entry]
+    played = logged(trainer, "env/episodes")
     assert sum(played) > 2 * 16  # what was filtered counts in what is reported of the environment
     again = make(env=COIN, group_filter=create_spread_filter())
     assert_same(trained(again), trainer.model.state_dict(), atol=0.0)
@@ -239,23 +201,11 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
     ("settings", "hooks", "match"),
     [
         ({"max_refills": 0}, {}, "max_refills=0"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            {"algorithm": GRPO},
-            "multi_objective_aggregation='normalize_then_sum': the algorithm decides that",
-        ),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"algorithm": GRPO}, "='normalize_then_sum'"),
         ({"loss_type": "dr_grpo"}, {"algorithm": GRPO}, "loss_type='dr_grpo': the algorithm decides that"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            {"rewards": RewardSettings(aggregate="relative")},
-            "both join the columns",
-        ),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, {"rewards": RELATIVE}, "both join the columns"),
         ({}, {"algorithm": PPO}, "'ppo' has no advantage_fn; only EnvPPOTrainer has a critic"),
-        (
-            {"max_steps": 1},
-            {"algorithm": DAPO, "rewards": RewardSettings(reward_fns={"overlong": len})},
-            "a reward function is called overlong, and the algorithm",
-        ),
+        ({"max_steps": 1}, {"algorithm": DAPO, "rewards": RewardSettings(reward_fns={"overlong": len})}, "overlong"),
         ({"loss_type": "cispo"}, {}, "cuts every weight to 0.2. Set epsilon_high to 1 or more"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, {}, "epsilon_high=0.28: .* Set epsilon_high"),
     ],
@@ -269,7 +219,7 @@ def test_settings_that_contradict_one_another(make, settings, hooks, match):
 def test_a_schedule_may_reach_zero_beside_a_kl_fn(make, start, end):
     trainer = make({"max_steps": 3}, algorithm=replace(GRPO, kl_fn=k3_weighted, kl_coef=create_linear(start, end)))
     trainer.train()
-    coefficients = [entry["kl_coef"] for entry in trainer.state.log_history if "kl_coef" in entry]
+    coefficients = logged(trainer, "kl_coef")
     assert len(coefficients) == 3 and coefficients[0] == start and min(coefficients) == 0.0
 
 
@@ -284,10 +234,7 @@ async def waits_for_ever(messages):
 @pytest.mark.parametrize(
     ("hooks", "what"),
     [
-        (
-            {"rewards": RewardSettings(reward_fns={"mine": never_ends})},
-            "reward function 'mine'.*episode 0 of group 'train",
-        ),
+        ({"rewards": RewardSettings(reward_fns={"mine": never_ends})}, "reward function 'mine'.*episode 0 of group"),
         ({"rewards": RewardSettings(shaping_fns={"mine": never_ends})}, "shaping function 'mine'.*episode 0 of group"),
         ({"rewards": RewardSettings(aggregate=never_ends)}, "aggregate"),
         ({"trajectory_filter": never_ends}, "trajectory_filter.*episode 0 of group 'train"),

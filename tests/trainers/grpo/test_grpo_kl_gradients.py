@@ -13,6 +13,7 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from device import on_cpu, rounding, spy_on_batches
+from trainings import QUIET
 from transformers import TrainerCallback
 
 from llm_envs.policies import TransformersPolicy
@@ -43,13 +44,8 @@ SETTINGS = {
     "max_turn_tokens": 1,
     "optim": "sgd",
     "max_grad_norm": 0.0,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
+    **QUIET,
     "num_train_seeds": 16,
-    "disable_tqdm": True,
     "save_trajectories": False,
     "logps_tolerance": None,
 }

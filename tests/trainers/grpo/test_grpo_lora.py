@@ -7,37 +7,24 @@ test_dpo.py, test_grpo_vllm.py; on two processes: tests/processes.
 import numpy as np
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu, rounding
 from peft import LoraConfig, PeftModel, get_peft_model
 from preferences import message_pairs
 from safetensors.torch import load_file
+from trainings import DENSE, PLAYED, QUIET, TRAINERS
 
 from llm_envs.policies.inference import load_model, token_logps
-from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers import (
-    EnvDPOConfig,
-    EnvDPOTrainer,
-    EnvGRPOConfig,
-    EnvGRPOTrainer,
-    EnvPPOConfig,
-    EnvPPOTrainer,
-    EnvSFTConfig,
-    EnvSFTTrainer,
-)
 from llm_envs.trainers.engines.engine_weights import merged_layers
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
-TRAINERS = {
-    "sft": (EnvSFTTrainer, EnvSFTConfig, "llm/Arithmetic-v0", {"num_episodes": 16}),
-    "grpo": (EnvGRPOTrainer, EnvGRPOConfig, DENSE, {"num_generations": 2}),
-    "ppo": (EnvPPOTrainer, EnvPPOConfig, DENSE, {"value_learning_rate": 1e-2}),
-    "dpo": (EnvDPOTrainer, EnvDPOConfig, None, {}),
+OWN = {
+    "sft": ("llm/Arithmetic-v0", {"num_episodes": 16}),
+    "grpo": (DENSE, PLAYED | {"max_turn_tokens": 6, "num_generations": 2}),
+    "ppo": (DENSE, PLAYED | {"max_turn_tokens": 6, "value_learning_rate": 1e-2}),
+    "dpo": (None, {}),
 }
-PLAYED = {"max_completion_length": 80, "max_turn_tokens": 6, "num_train_seeds": 64}
 
 
 def adapter(**changes):
@@ -46,36 +33,26 @@ def adapter(**changes):
 
 
 @pytest.fixture
-def make(tiny_folder, tmp_path):
-    made = []
+def make(tiny_folder, tmp_path, keep):
 
     def build(name, model=tiny_folder, peft_config=None, **changes):
-        kind, config, env, own = TRAINERS[name]
+        (kind, config), (env, own) = TRAINERS[name], OWN[name]
         settings = {
             "output_dir": str(tmp_path / name),
             "max_steps": 2,
             "per_device_train_batch_size": 4,
             "learning_rate": 1e-2,
             "lr_scheduler_type": "linear",
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
+            **QUIET,
+            **own,
         }
-        settings |= own | (PLAYED if name in ("grpo", "ppo") else {})
         kwargs = {} if isinstance(model, PeftModel) else {"peft_config": peft_config or adapter()}
         if not isinstance(model, str):
             kwargs["processing_class"] = tiny_tokenizer()
         kwargs |= {"source": message_pairs()} if env is None else {"env": env}
-        made.append(kind(model, args=config(**{**settings, **changes}), **kwargs))
-        return made[-1]
+        return keep(kind(model, args=config(**{**settings, **changes}), **kwargs))
 
-    yield build
-    for trainer in made:
-        if hasattr(trainer, "close"):
-            trainer.close()
+    return build
 
 
 def base_of(model):

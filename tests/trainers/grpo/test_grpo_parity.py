@@ -5,11 +5,10 @@ import warnings
 
 import pytest
 import torch
-from dense_env import DenseEnv
+from trainings import DENSE, spy_on_episodes
 from trl import GRPOConfig, GRPOTrainer
 
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.episodes.batches import rollout_output
 from llm_envs.trainers.episodes.items import index_dataset
@@ -71,20 +70,10 @@ def stock_trainer(model, args, own, generations):
     ],
 )
 def test_the_same_rows_and_rewards_give_the_same_steps(tiny_folder, config, tmp_path, changes):
-    kept = []
     tokenizer = load_tokenizer(tiny_folder)
     settings = config(**SETTINGS | changes)
-    ours = EnvGRPOTrainer(
-        load_model(tiny_folder), EnvChoice("dense", factory=DenseEnv), settings, processing_class=tokenizer
-    )
-    play = ours._play
-
-    def watched(inputs):
-        generation = play(inputs)
-        kept.append(list(generation.episodes.trajectories))
-        return generation
-
-    ours._play = watched
+    ours = EnvGRPOTrainer(load_model(tiny_folder), DENSE, settings, processing_class=tokenizer)
+    kept = spy_on_episodes(ours)
     ours.train()
     ours.close()
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu
 from preloaded import variables
 from resumed_run import train
 from safetensors.torch import load_file
+from trainings import DENSE, PLAYED, QUIET, logged
 from transformers import TrainerState
 
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.rollout import EnvChoice, read_trajectories
+from llm_envs.rollout import read_trajectories
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.run.checkpoints import find_checkpoints
@@ -67,19 +67,11 @@ def test_the_file_that_makes_a_checkpoint_complete_is_written_last(
     args = settings(
         output_dir=str(tmp_path / "out"),
         max_steps=1,
-        save_strategy="steps",
-        save_steps=1,
         per_device_train_batch_size=8,
         num_generations=4 if settings is EnvGRPOConfig else 1,
-        max_completion_length=64,
-        max_turn_tokens=12,
-        num_train_seeds=64,
-        gradient_checkpointing=False,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
+        **PLAYED | QUIET | {"save_strategy": "steps", "save_steps": 1},
     )
-    made = trainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), args)
+    made = trainer(tiny_folder, DENSE, args)
     made.train()
     made.close()
     assert "llm_envs_state.json" in written[0]
@@ -106,6 +98,7 @@ INSIDE = {
 def run(model, folder, name, max_steps, resume=None, **changes):
     """Train with constant settings; the only checkpoint is the one at the end."""
     settings = {
+        **QUIET,
         "output_dir": str(folder),
         "max_steps": max_steps,
         "save_strategy": "steps",
@@ -116,15 +109,10 @@ def run(model, folder, name, max_steps, resume=None, **changes):
         "max_completion_length": 64,
         "max_turn_tokens": 12,
         "num_train_seeds": 64,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
         "seed": 3,
     }
     settings |= INSIDE.get(name, {"steps_per_generation": 4}) | changes
-    env = EnvChoice("dense", factory=DenseEnv)
+    env = DENSE
     if name == "ppo":
         trainer = EnvPPOTrainer(model, env, EnvPPOConfig(**settings, value_learning_rate=3e-3))
     else:
@@ -183,10 +171,6 @@ def test_a_run_that_ended_inside_a_generation_goes_on_exactly(tiny_folder, tmp_p
     assert len(expected) == 3 * len(played)
     if name == "an adaptive KL":
         assert logged(resumed, "kl_coef")[-4:] == pytest.approx(logged(whole, "kl_coef")[-4:], rel=1e-6)
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def test_a_checkpoint_inside_a_generation_wants_the_same_batches_and_its_file(tiny_folder, tmp_path):

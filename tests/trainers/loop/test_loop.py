@@ -19,11 +19,11 @@ import numpy as np
 import peft
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import rounding
 from looped_run import start_run
 from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
+from trainings import DENSE, spy_on_episodes
 from transformers import get_scheduler
 
 from llm_envs.errors import (
@@ -74,7 +74,6 @@ from llm_envs.types import Row, SamplingParams, StopReason, Trajectory, Trajecto
 pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
 ROOT = Path(__file__).parents[3]
-DENSE = EnvChoice("dense", factory=DenseEnv)
 
 
 def episode(ids, spans, rewards, *, group="g", member=0, logps=None, status="ok", rows=1):
@@ -614,16 +613,8 @@ def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
         max_steps=3, per_device_train_batch_size=8, gradient_accumulation_steps=2, optim="sgd", learning_rate=0.5
     )  # fmt: skip
     model = load_model(tiny_folder)
-    generations = []
     trainer = EnvGRPOTrainer(model, DENSE, args, processing_class=load_tokenizer(tiny_folder))
-    play = trainer._play
-
-    def watched(inputs):
-        generation = play(inputs)
-        generations.append(list(generation.episodes.trajectories))
-        return generation
-
-    trainer._play = watched
+    generations = spy_on_episodes(trainer)
     trainer.train()
     trainer.close()
     ours = load_model(tiny_folder)
@@ -655,17 +646,13 @@ def test_two_steps_of_a_generation_are_those_of_the_trainer(tiny_folder, config,
     )  # fmt: skip
     folder = {"processing_class": load_tokenizer(tiny_folder)}
     trainer = EnvGRPOTrainer(load_model(tiny_folder), DENSE, args, algorithm=algorithm, **folder)
-    play, compute_loss, generations, steps = trainer._play, trainer._compute_loss, [], []
-
-    def watched(inputs):
-        generations.append(list(play(inputs).episodes.trajectories))
-        return trainer.generation
+    compute_loss, generations, steps = trainer._compute_loss, spy_on_episodes(trainer), []
 
     def watched_loss(model, inputs):
         steps.append(inputs["row"].sort().values.cpu())
         return compute_loss(model, inputs)
 
-    trainer._play, trainer._compute_loss = watched, watched_loss
+    trainer._compute_loss = watched_loss
     trainer.train()
     trainer.close()
     state = sgd_state(load_model(tiny_folder))

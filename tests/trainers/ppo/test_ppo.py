@@ -10,9 +10,9 @@ import numpy as np
 import peft
 import pytest
 import torch
-from dense_env import DenseEnv
 from device import on_cpu, rounding, spy_on_batches
 from safetensors.torch import load_file
+from trainings import DENSE, PLAYED, QUIET, last_only
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
@@ -50,43 +50,26 @@ class StayEnv(gym.Env):
         return "Stay?", 0.2 if stays else 0.5, not stays, cut, {"is_success": cut}
 
 
-STAY, DENSE = EnvChoice("stay", factory=StayEnv), EnvChoice("dense", factory=DenseEnv)
+STAY = EnvChoice("stay", factory=StayEnv)
 
 
 @pytest.fixture
-def make(tiny_folder, tmp_path):
-    made = []
-
+def make(tiny_folder, tmp_path, keep):
     def build(env=STAY, model=tiny_folder, kwargs=None, critic=None, **changes):
         settings = {
             "output_dir": str(tmp_path / "out"),
             "max_steps": 1,
             "per_device_train_batch_size": 16,
-            "max_completion_length": 80,
-            "max_turn_tokens": 4,
             "learning_rate": 1e-3,
             "value_learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "num_train_seeds": 64,
-            "disable_tqdm": True,
+            **PLAYED | {"max_turn_tokens": 4},
+            **QUIET,
         }
         args = EnvPPOConfig(**{**settings, **changes})
-        made.append(EnvPPOTrainer(model, env, args, critic=critic, **(kwargs or {})))
-        return made[-1]
+        return keep(EnvPPOTrainer(model, env, args, critic=critic, **(kwargs or {})))
 
-    yield build
-    for trainer in made:
-        trainer.close()
-
-
-def last_only(messages):
-    """See the task and the last thing said: every turn is a row of its own."""
-    return [messages[0], messages[-1]] if len(messages) > 1 else messages
+    return build
 
 
 def spread(critic):

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from dense_env import DenseEnv
 from preferences import message_pairs
+from trainings import DENSE, PLAYED, QUIET, logged
 from transformers import AutoTokenizer, TrainerCallback
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import ModelError
 from llm_envs.policies import ConstantPolicy
-from llm_envs.rollout import Collector, EnvChoice
+from llm_envs.rollout import Collector
 from llm_envs.trainers import (
     EnvDPOConfig,
     EnvDPOTrainer,
@@ -32,21 +32,15 @@ from llm_envs.trainers.run.finite import MAX_SKIPPED_STEPS, check_weights, count
 
 pytestmark = pytest.mark.trainings
 
-DENSE = EnvChoice("dense", factory=DenseEnv)
 ANY: dict[str, Any] = {
     "max_steps": 3,
     "per_device_train_batch_size": 4,
     "weight_decay": 0.1,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "linear",
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
+    **QUIET,
 }
-PLAYED = {"max_completion_length": 80, "max_turn_tokens": 4, "num_train_seeds": 16}
+FEW = PLAYED | {"max_turn_tokens": 4, "num_train_seeds": 16}
 
 
 def sft(model: str, **changes: Any) -> Any:
@@ -57,12 +51,12 @@ def sft(model: str, **changes: Any) -> Any:
 
 
 def grpo(model: str, **changes: Any) -> Any:
-    args = EnvGRPOConfig(**ANY | PLAYED | {"num_generations": 2, "beta": 0.1} | changes)
+    args = EnvGRPOConfig(**ANY | FEW | {"num_generations": 2, "beta": 0.1} | changes)
     return EnvGRPOTrainer(model, DENSE, args, reference_update_fn=create_ema_update(0.5))
 
 
 def ppo(model: str, **changes: Any) -> Any:
-    return EnvPPOTrainer(model, DENSE, EnvPPOConfig(**ANY | PLAYED | {"value_learning_rate": 1e-2} | changes))
+    return EnvPPOTrainer(model, DENSE, EnvPPOConfig(**ANY | FEW | {"value_learning_rate": 1e-2} | changes))
 
 
 def dpo(model: str, **changes: Any) -> Any:
@@ -71,17 +65,13 @@ def dpo(model: str, **changes: Any) -> Any:
 
 
 @pytest.fixture
-def make(tiny_folder: str, tmp_path: Path) -> Any:
+def make(tiny_folder: str, tmp_path: Path, keep: Any) -> Any:
     """Return a function from a function above and its settings to a trainer."""
-    made = []
 
     def build(maker: Callable[..., Any], **changes: Any) -> Any:
-        made.append(maker(tiny_folder, output_dir=str(tmp_path / "out"), **changes))
-        return made[-1]
+        return keep(maker(tiny_folder, output_dir=str(tmp_path / "out"), **changes))
 
-    yield build
-    for trainer in made:
-        getattr(trainer, "close", lambda: None)()
+    return build
 
 
 class Watch(TrainerCallback):
@@ -121,10 +111,6 @@ def spoil(trainer: Any, steps: set[int], value: float = torch.nan, module: str =
         return gradient
 
     parameter.register_hook(spoiled)
-
-
-def logged(trainer: Any, name: str) -> list[float]:
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from device import on_cpu, rounding, spy_on_batches, to_device
+from trainings import PLAYED, QUIET
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -101,23 +102,8 @@ def folder(model, tokenizer, tmp_path):
 
 
 def common(tmp_path, **changes):
-    settings = {
-        "output_dir": str(tmp_path / "out"),
-        "max_steps": 2,
-        "per_device_train_batch_size": 4,
-        "max_completion_length": 64,
-        "max_turn_tokens": 8,
-        "learning_rate": 0.0,
-        "lr_scheduler_type": "constant",
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "num_train_seeds": 64,
-        "disable_tqdm": True,
-    }
-    return settings | changes
+    sizes = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 0.0, "lr_scheduler_type": "constant"}
+    return QUIET | sizes | {"output_dir": str(tmp_path / "out")} | changes
 
 
 def alone(model, row, temperature=1.0):
@@ -147,7 +133,8 @@ def test_the_policy_and_token_logps_see_each_row_as_if_alone(model, tokenizer):
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "ppo with a critic of its own"])
 def test_without_learning_no_ratio_moves_and_the_kl_is_zero(model, folder, config, tmp_path, kind):
     """Several steps a generation: old log-probabilities see its whole padding, the loss that of a micro-batch."""
-    changes = common(tmp_path, beta=0.1, steps_per_generation=2, num_iterations=2, max_steps=4, logps_tolerance=1e-4)
+    changes = PLAYED | {"beta": 0.1, "steps_per_generation": 2, "num_iterations": 2, "logps_tolerance": 1e-4}
+    changes = common(tmp_path, max_steps=4, **changes)
     if kind == "grpo":
         trainer = EnvGRPOTrainer(folder, UNEVEN, config(**changes, num_generations=2))
     else:
@@ -183,10 +170,7 @@ def test_without_learning_no_ratio_moves_and_the_kl_is_zero(model, folder, confi
 
 def test_dpo_sums_what_the_model_says_of_each_row_alone(model, folder, tokenizer, tmp_path):
     trajectories = play(model, tokenizer)
-    settings = common(tmp_path)
-    for name in ("max_completion_length", "max_turn_tokens", "num_train_seeds"):
-        settings.pop(name)
-    trainer = EnvDPOTrainer(folder, args=EnvDPOConfig(**settings), source=trajectories)
+    trainer = EnvDPOTrainer(folder, args=EnvDPOConfig(**common(tmp_path)), source=trajectories)
     expected = {tuple(t.rows[0].ids.tolist()): alone(model, t.rows[0])[t.rows[0].mask].sum() for t in trajectories}
     batch = trainer.data_collator(trainer.pairs[:4])
     chosen, rejected = trainer.compute_ref_log_probs(trainer.model, trainer._prepare_inputs(batch))
@@ -198,8 +182,6 @@ def test_dpo_sums_what_the_model_says_of_each_row_alone(model, folder, tokenizer
 def test_the_loss_of_a_warm_start_is_that_of_the_rows_alone(model, tokenizer, tmp_path):
     trajectories = play(model, tokenizer)
     settings = common(tmp_path, per_device_train_batch_size=len(trajectories), max_steps=1)
-    for name in ("max_completion_length", "max_turn_tokens", "num_train_seeds"):
-        settings.pop(name)
     trainer = EnvSFTTrainer(model, args=EnvSFTConfig(**settings), source=trajectories, processing_class=tokenizer)
     trainer.train()
     own = np.concatenate([alone(model, t.rows[0])[t.rows[0].mask] for t in trajectories])

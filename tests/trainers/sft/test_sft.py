@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, load_dataset
 from device import on_cpu
 from families import family_tokenizer
+from trainings import QUIET
 from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -37,11 +38,7 @@ def settings(tmp_path):
             "max_steps": 1,
             "per_device_train_batch_size": 8,
             "learning_rate": 3e-3,
-            "gradient_checkpointing": False,
-            "bf16": False,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
+            **QUIET,
         }
         return EnvSFTConfig(**{**base, **changes})
 

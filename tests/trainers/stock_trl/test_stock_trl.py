@@ -14,6 +14,7 @@ from datasets import concatenate_datasets
 from device import on_cpu, rounding
 from families import family_tokenizer
 from tool_model import _cut
+from trainings import QUIET, logged
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
@@ -56,21 +57,12 @@ def settings(tmp_path):
             "max_completion_length": 80,
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
-            "gradient_checkpointing": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "bf16": False,
+            **QUIET,
             "seed": 7,
         }
         return GRPOConfig(**{**base, **changes})
 
     return make
-
-
-def logged(trainer, name):
-    return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 def weights(trainer):

@@ -10,7 +10,9 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = [pytest.mark.vllm, pytest.mark.smoke]
 
-from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402  (after the skip)
+from machine import until  # noqa: E402  (after the skip)
+
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402
 from llm_envs.policies import VLLMEnginePolicy, load_engine  # noqa: E402
 from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
@@ -217,9 +219,9 @@ def test_the_prefix_cache_of_old_weights_is_not_used_though_a_turn_is_running(po
         pause = Pause(policy._engine, monkeypatch, 10)
         long = SamplingParams(max_new_tokens=90, extra={"ignore_eos": True})
         running = asyncio.ensure_future(policy.sample(prompt, long, seed=0, session=""))
-        await until(pause.reached.is_set)
+        assert await until(pause.reached.is_set)
         update = asyncio.ensure_future(asyncio.to_thread(policy.update_weights, models[1].named_parameters(), 1))
-        await until(lambda: policy._n_updates)
+        assert await until(lambda: policy._n_updates)
         pause.over.set()
         await update
         assert not running.done()
@@ -245,28 +247,19 @@ def test_cancelling_aborts_the_request_in_the_engine(policy, monkeypatch):
             asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=200), seed=i, session=""))
             for i in range(6)
         ]
-        await until(pause.reached.is_set)
+        assert await until(pause.reached.is_set)
         for task in tasks[:5]:
             task.cancel()
         await asyncio.wait(tasks[:5], timeout=60)
         pause.over.set()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: not policy._open)
+        assert await until(lambda: not policy._open)
         return answers
 
     answers = asyncio.run(run())
     assert [type(a) for a in answers[:5]] == [asyncio.CancelledError] * 5
     assert len(answers[5].token_ids) == 200
     assert policy._engine.get_num_unfinished_requests() == 0
-
-
-async def until(condition):
-    """Wait for something that happens within a second on a machine of one's own."""
-    for _ in range(12_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen within a minute")
 
 
 class Pause:
@@ -294,7 +287,7 @@ def test_an_interrupted_turn_comes_back_with_its_tokens_and_goes_on(policy, monk
         (whole,) = await asyncio.gather(policy.sample(PROMPT, greedy, seed=0, session="whole"))
         pause = Pause(policy._engine, monkeypatch, 20)
         turns = [asyncio.ensure_future(policy.sample(PROMPT, greedy, seed=0, session=name)) for name in "aab"]
-        await until(pause.reached.is_set)
+        assert await until(pause.reached.is_set)
         policy.interrupt("nobody")
         policy.interrupt("a")
         pause.over.set()
@@ -344,9 +337,9 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(polic
                 sampling=SamplingParams(max_new_tokens=250, temperature=0.7, extra={"ignore_eos": True}),
             )
         )  # fmt: skip
-        await until(pause.reached.is_set)
+        assert await until(pause.reached.is_set)
         closing = asyncio.ensure_future(gate.close())
-        await until(lambda: policy._interrupted)
+        assert await until(lambda: policy._interrupted)
         pause.over.set()
         await closing
         assert not states
@@ -378,7 +371,7 @@ def test_each_token_of_a_running_turn_has_the_version_that_sampled_it(policy, fo
         policy.codec.stop_token_ids = ()
         turn = asyncio.ensure_future(policy.sample(PROMPT, params, seed=3, session="a"))
         for version in (1, 2):
-            await until(lambda version=version: policy.n_open_tokens > 40 * version)
+            assert await until(lambda version=version: policy.n_open_tokens > 40 * version)
             policy.update_weights(models[version].named_parameters(), version)
         return await turn
 
@@ -474,7 +467,7 @@ def test_closing_answers_whoever_still_waits(llm):
 
     async def run():
         waiting = asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=220), seed=0, session=""))
-        await until(llm.llm_engine.has_unfinished_requests)
+        assert await until(llm.llm_engine.has_unfinished_requests)
         await policy.aclose()
         return await asyncio.gather(waiting, return_exceptions=True)
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from machine import wait_until
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies import start_servers
@@ -28,13 +29,6 @@ def make_servers(tmp_path, n=1, code=HEALTHY, max_restarts=1):
         for port in _free_ports(n)
     ]
     return ModelServers(servers, max_restarts)
-
-
-def wait_until(holds, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_they_are_started_side_by_side_and_all_are_ended(tmp_path):
@@ -65,10 +59,10 @@ def test_one_that_dies_is_started_again_at_the_same_place_so_many_times(tmp_path
     group.start(120)
     (first,) = group.pids
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: group.pids[0] != first and is_healthy(group.urls[0]))
+    assert wait_until(lambda: group.pids[0] != first and is_healthy(group.urls[0]))
     (second,) = group.pids
     os.kill(second, signal.SIGKILL)
-    wait_until(lambda: not is_healthy(group.urls[0]))
+    assert wait_until(lambda: not is_healthy(group.urls[0]))
     time.sleep(1.0)
     assert group.pids == (second,)
     group.stop()
@@ -105,7 +99,7 @@ def test_they_end_with_the_process_that_started_them_however_that_ends(tmp_path)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_until(lambda: not is_healthy(url))
+    assert wait_until(lambda: not is_healthy(url))
 
 
 def test_the_last_error_of_a_log_is_the_one_that_says_something(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tool_model import make_tool_model
+from tool_model import tool_folder
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
@@ -43,13 +43,7 @@ CHAT_ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 # vLLM's CPU build puts the model into a third process, which imports everything again. The server that the command
 # starts has it; these have the model beside the engine, as on a GPU.
 LIGHT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make_tool_model(path)
-    return path
+folder = pytest.fixture(scope="module")(tool_folder)
 
 
 def living(groups):

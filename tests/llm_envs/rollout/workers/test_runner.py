@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from machine import wait_until
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 from llm_envs.rollout.workers import runner as runners
@@ -75,13 +76,6 @@ async def play(make: Callable[[], Any], limit_s: float | None = None) -> float:
         return (await runner.step(env.unwrapped.oracle()))[1]
     finally:
         runner.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
 
 
 def threads() -> int:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine import wait_until
 from rogue_envs import RogueEnv
 
 import llm_envs.rollout.workers.remote as remote
@@ -58,13 +58,6 @@ def collect(n: int = 12, policy: Any = None, envs: Any = NumbersEnv, **settings:
         return sorted(collector.collect(n, 2), key=lambda group: group.group_id)
 
 
-def until(holds: Callable[[], Any], limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 @contextmanager
 def closed_port() -> Iterator[str]:
     """Hold an address that refuses connections: bound, so that no other process gets it, and not listened on."""
@@ -85,7 +78,7 @@ def test_two_servers_play_the_episodes_of_this_process(server: EnvServer) -> Non
             assert collector.workers == 3
             assert sorted(collector.collect(12, 2), key=lambda group: group.group_id) == collect()
             assert (server.n_busy, other.n_busy) == (2, 1)
-        until(lambda: server.n_busy == other.n_busy == 0)
+        assert wait_until(lambda: server.n_busy == other.n_busy == 0)
 
 
 def test_workers_limits_them(server: EnvServer) -> None:
@@ -211,7 +204,7 @@ def test_a_relay_runs_nothing_on_the_server(server: EnvServer, tmp_path: Path) -
     (group,) = collect(1, env_servers=[relay.address], workers=1, max_retries=0)
     assert relay.n_changed == 1 and any("died in" in t.error.message for t in group.trajectories if t.error)
     relay.listener.close()
-    until(lambda: server.n_busy == 0)
+    assert wait_until(lambda: server.n_busy == 0)
     assert not ran.exists()
     assert pickle.loads(pickle.dumps(Touch(ran))) == 0 and ran.exists()  # where it is read, it runs
 
@@ -290,7 +283,7 @@ def test_a_full_server(server: EnvServer) -> None:
     for worker in workers:
         worker.kill()
         worker.release()
-    until(lambda: server.n_busy == 0)
+    assert wait_until(lambda: server.n_busy == 0)
     assert len(collect(4, env_servers=[server.address])) == 4
 
 
@@ -338,7 +331,7 @@ def test_an_environment_that_hangs_is_killed_there(server: EnvServer) -> None:
     (group,) = collect(1, envs=RogueEnv, env_servers=[server.address], **settings)
     for trajectory in group.trajectories:
         assert "took longer than max_step_s=0.5 s; its process was killed" in trajectory.error.message
-    until(lambda: server.n_busy == 0)
+    assert wait_until(lambda: server.n_busy == 0)
 
 
 CLIENT = """
@@ -357,11 +350,11 @@ with Collector(NumbersEnv, policy, env_servers=sys.argv[1:], progress=False) as 
 def test_a_client_that_is_killed_leaves_no_process(server: EnvServer) -> None:
     with subprocess.Popen([sys.executable, "-c", CLIENT, server.address], stdout=subprocess.PIPE) as client:
         assert client.stdout is not None and client.stdout.readline() == b"playing\n"
-        until(lambda: server.n_busy == 2)
+        assert wait_until(lambda: server.n_busy == 2)
         pids = list(server._served)
         client.send_signal(signal.SIGKILL)
-    until(lambda: server.n_busy == 0)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert wait_until(lambda: server.n_busy == 0)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -491,7 +484,7 @@ def left_without_servers(out: Path, patience_s: float, n_servers: int) -> tuple[
         run = subprocess.Popen(
             [sys.executable, "-c", PATIENCE, str(patience_s), *command], stderr=subprocess.PIPE, text=True
         )
-        until(lambda: any(log.stat().st_size for log in out.glob("*.jsonl*")))
+        assert wait_until(lambda: any(log.stat().st_size for log in out.glob("*.jsonl*")))
     finally:
         for process, _ in servers:
             process.kill()

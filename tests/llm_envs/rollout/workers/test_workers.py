@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import gc
-import inspect
 import json
 import os
 import pickle
@@ -15,13 +14,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from machine import PATIENCE_S, is_running, wait_until
 from rogue_envs import LongEnv, PidEnv, RogueEnv
 
 from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, NoEnvServerError, WorkerDiedError
@@ -44,8 +44,6 @@ ACTIONS = [
     "<answer>5</answer>",
     '<tool_call>{"name": "calculate", "arguments": {"expression": "1+1"}}</tool_call>',
 ]
-START_S = 120.0
-"""Longest wait for something that takes well under a second on a machine of one's own."""
 
 
 @pytest.fixture(scope="module", params=["here", "served"])
@@ -93,22 +91,6 @@ def play_one(
     spec = EpisodeSpec(make.env_id, {}, seed=seed)
     runner: Runner = EnvRunner(make, limit_s) if pool is None else pool.runner(make, limit_s)
     return asyncio.run(play(runner, spec, policy or OraclePolicy()))
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process is there and is no zombie (which a container's init may be slow to bury)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = START_S) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def children() -> set[int]:
@@ -334,7 +316,7 @@ class TestDeath:
         error = play_one(one, maker(at=at, deed=deed), limit_s=limit_s).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", f"env.{at}")
         assert error.message == f"env.{at} took longer than max_step_s={limit_s:g} s; its process was killed."
-        assert play_one(one, maker(), limit_s=START_S).reward == 1.0
+        assert play_one(one, maker(), limit_s=PATIENCE_S).reward == 1.0
 
     def test_a_make_that_hangs_without_a_limit_is_killed(
         self, one: WorkerPool, monkeypatch: pytest.MonkeyPatch
@@ -355,7 +337,7 @@ class TestDeath:
     def test_one_that_dies_between_two_episodes_costs_neither(self, one: WorkerPool) -> None:
         pid = int(play_one(one, EnvMaker("Pid", {}, PidEnv)).metadata["final_observation"])
         os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not is_alive(pid))
+        assert wait_until(lambda: not is_running(pid))
         again = play_one(one, EnvMaker("Pid", {}, PidEnv))
         assert again.error is None and again.metadata["final_observation"] != str(pid)
 
@@ -367,7 +349,7 @@ class TestDeath:
             play_one(pool, maker(at="step", deed="leave"), limit_s=4.0)
         pids = [int(pid) for pid in notes.read_text().split()]
         assert len(pids) == 3
-        assert wait_until(lambda: not any(map(is_alive, pids)))
+        assert wait_until(lambda: not any(map(is_running, pids)))
 
     def test_one_in_twenty_hangs_for_ever_and_the_rest_is_on_time(self) -> None:
         """60 episodes: 3 hang in `step`, 3 end their worker, and 3 raise."""
@@ -421,7 +403,7 @@ class TestPlaces:
             holder.close()  # grants the place to the first, which is cancelled before it can take it
             for task in waiting[:5]:
                 task.cancel()
-            await asyncio.wait_for(waiting[5], START_S)
+            await asyncio.wait_for(waiting[5], PATIENCE_S)
             assert all(task.cancelled() for task in waiting[:5])
             last.close()
 
@@ -437,7 +419,7 @@ class TestPlaces:
         """Long enough for it to come to its end and the environment to be closed; and no longer."""
         notes = tmp_path / "notes"
         monkeypatch.setenv("ROGUE_NOTES", str(notes))
-        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 1.0 if deed == "note" else START_S)
+        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 1.0 if deed == "note" else PATIENCE_S)
 
         async def main(pool: WorkerPool) -> None:
             runner = pool.runner(maker(at="step", deed=deed), None)
@@ -601,7 +583,7 @@ class TestPrograms:
         lines = done.stdout.splitlines()
         assert lines.count("main module ran") == 1 and lines.count("reward True") == 2 and lines[-1] == "done"
         pids = [int(line.split()[1]) for line in lines if line.startswith("pid")]
-        assert len(set(pids)) == 2 and not any(map(is_alive, pids))
+        assert len(set(pids)) == 2 and not any(map(is_running, pids))
 
     @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     def test_a_parent_that_is_ended_leaves_nothing(self, sent: signal.Signals) -> None:
@@ -624,11 +606,11 @@ class TestPrograms:
             assert line, "the program ended early"
             if line.startswith("pid"):
                 pids.append(int(line.split()[1]))
-        assert all(map(is_alive, pids))
+        assert all(map(is_running, pids))
         program.send_signal(sent)
-        program.wait(timeout=START_S)
+        program.wait(timeout=PATIENCE_S)
         program.stdout.close()
-        assert wait_until(lambda: not any(map(is_alive, pids)))
+        assert wait_until(lambda: not any(map(is_running, pids)))
 
 
 class TestWire:
@@ -821,7 +803,6 @@ def test_a_worker_cannot_end_the_run(pool: WorkerPool) -> None:
     assert error is not None and (error.kind, error.where) == ("NoEnvServerError", "env.make")
 
 
-@pytest.mark.skipif("workers" not in inspect.signature(Collector).parameters, reason="the collector has no workers yet")
 class TestCollector:
     """The same through `play_episode` and the collector."""
 
