@@ -49,7 +49,7 @@ EXAMPLES = {
 def who(run: str) -> set[str]:
     """Return who logs in a run, by the run's name."""
     special = {"eval_command": {"eval", "collect"}}
-    return special.get(run, {run.split("_")[0]})
+    return special.get(run, {"stock_trl" if run.startswith("stock_trl") else run.split("_")[0]})
 
 
 @pytest.mark.smoke
