@@ -89,7 +89,7 @@ def extra_needed(message: str) -> Iterator[None]:
     """Turn an `ImportError` inside the block into a `MissingExtraError`.
 
     Args:
-        message: The package that is needed, for which purpose, and how to install it.
+        message: Says who needs which package, and how to install it.
     """
     try:
         yield
