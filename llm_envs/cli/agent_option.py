@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["PLAYED", "TrainingOptions", "add_arguments", "examine", "load_agent", "played_settings", "read_played"]
 
 PLAYED = "--agent"
+EXAMPLES = {
+    "collect": "  llm-envs collect --agent my_agent.py:ENV --model DIR -n 100 --group-size 4 "
+    "--workers 8 --out runs/agent\n",
+    "eval": "  llm-envs eval --agent my_agent.py:ENV --model DIR -n 100 --out runs/agent\n",
+    "doctor": "  llm-envs doctor DIR --agent my_agent.py:ENV\n",
+}
 AGENT_HELP = "an AgentEnv (FILE.py:NAME or module:NAME)"
 
 

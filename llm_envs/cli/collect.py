@@ -22,7 +22,7 @@ from llm_envs.cli.arguments import (
 )
 from llm_envs.cli.parser import Flag, Parser, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
-from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played
+from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played, room_examples
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError
 from llm_envs.tracking.loggers import visible_text
@@ -41,8 +41,6 @@ examples:
   llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
   llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
   llm-envs collect llm/Calculator-v0 --model DIR -n 1000 --out runs/parts --shard 0/4
-  llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 1000 --out runs/ray --ray auto --ray-gpus 1
-  llm-envs collect --agent my_agent.py:ENV --model DIR -n 100 --group-size 4 --workers 8 --out runs/agent
   llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
 
 Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
@@ -83,7 +81,7 @@ def add_arguments(parser: Parser) -> None:
     add_rollout_arguments(parser)
     add_room_arguments(parser, "collect")
     add_tracking_arguments(parser)
-    parser.epilog = EXAMPLES
+    parser.epilog = EXAMPLES + room_examples("collect")
     add_player_arguments(parser, ["oracle", "random"])
 
 

@@ -30,6 +30,7 @@ from llm_envs.cli.room_options import (
     open_collector,
     played_settings,
     read_played,
+    room_examples,
 )
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import InvalidConfigError
@@ -58,7 +59,6 @@ examples:
   llm-envs eval --suite standard --data GSM8K=openai/gsm8k --data MATH500=math500.jsonl --model DIR --out runs/standard
   llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
   llm-envs eval llm/Calculator-v0 --model DIR --out runs/parts --shard 0/4
-  llm-envs eval --agent my_agent.py:ENV --model DIR -n 100 --out runs/agent
   llm-envs eval --replay runs/eval
   llm-envs eval --replay runs/after --compare runs/before
 """
@@ -100,7 +100,7 @@ def add_arguments(parser: Parser) -> None:
     add_room_arguments(parser, "eval")
     _add_output_arguments(parser)
     add_tracking_arguments(parser)
-    parser.epilog = EXAMPLES
+    parser.epilog = EXAMPLES + room_examples("eval")
     add_player_arguments(parser, ["oracle", "random"])
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "open_collector"]
 
 HERE = "here"
+EXAMPLES = {
+    "collect": "  llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 1000 "
+    "--out runs/ray --ray auto --ray-gpus 1\n"
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

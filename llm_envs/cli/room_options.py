@@ -3,6 +3,7 @@
 Each entry point of the group `llm_envs.options` is a module that has some of these:
 
 - `add_arguments(parser, command)` adds options to "collect", "eval" or "doctor". Their default is None.
+- `EXAMPLES` has lines for the end of their helps: {command: lines}.
 - `PLAYED` is the option that `collect` and `eval` take in place of ENV. `read_played(arguments)` returns its
   environment, or None; `played_settings(arguments, played)` what identifies it in the settings of a run.
 - `open_collector(arguments, scripts)` is `open_collector` of this module; it returns None if its options are unset.
@@ -35,6 +36,7 @@ __all__ = [
     "open_collector",
     "played_settings",
     "read_played",
+    "room_examples",
 ]
 
 OPTION_GROUP = "llm_envs.options"
@@ -56,6 +58,11 @@ def add_room_arguments(parser: Parser, command: str) -> None:
     for add_arguments in hooks("add_arguments"):
         add_arguments(parser, command)
     parser.set_defaults(room_options=[action.dest for action in parser.actions[n:]])
+
+
+def room_examples(command: str) -> str:
+    """Return the examples of these options, for the end of a command's help."""
+    return "".join(examples.get(command, "") for examples in hooks("EXAMPLES"))
 
 
 def in_place_of_env(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,14 @@ import pytest
 import llm_envs
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import DuplicateTaskError, InvalidConfigError, UnknownTaskError
-from llm_envs.registration import register_task, task_ids, task_spec
+from llm_envs.registration import (
+    TaskPackageWarning,
+    load_entry_point,
+    load_entry_points,
+    register_task,
+    task_ids,
+    task_spec,
+)
 
 
 class Same(SingleTurnEnv):
@@ -166,13 +173,13 @@ def run(code, *paths, cwd=None):
     return done.stdout, done.stderr
 
 
-def install(folder, name, entry_points, modules=None):
+def install(folder, name, entry_points, modules=None, group="llm_envs.tasks"):
     """Write a distribution as an installer leaves it: metadata, entry points, modules."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = [f"{key} = {value}" for key, value in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[llm_envs.tasks]", *lines, ""]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     for module, code in (modules or {}).items():
         (folder / f"{module}.py").write_text(textwrap.dedent(code))
 
@@ -194,6 +201,23 @@ TASK = """
         def solution(self):
             return str(self.problem["n"])
 """
+
+
+@pytest.mark.smoke
+def test_entry_points_that_cannot_be_imported_are_left_out(tmp_path, monkeypatch):
+    """A part of ours that was not shipped is left out silently, anything else with a warning; what needs it says so."""
+    group = "llm_envs.of_a_test"
+    install(tmp_path, "llm-envs", {"unshipped": "llm_envs.no_such_room:make"}, group=group)
+    install(tmp_path, "another", {"broken": "no_such_module:make", "works": "json:loads"}, group=group)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(TaskPackageWarning, match="'broken'.*'another'.*ModuleNotFoundError") as warned:
+        assert load_entry_points(group) == {"works": json.loads}
+    assert len(warned) == 1
+    with (
+        pytest.warns(TaskPackageWarning),
+        pytest.raises(InvalidConfigError, match=f"^ray='auto' .*'unshipped'.*{group}"),
+    ):
+        load_entry_point(group, "unshipped", "ray='auto'")
 
 
 def test_a_good_package_is_found_and_not_imported(tmp_path):

@@ -36,6 +36,7 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
 TESTS_ELSEWHERE = (
     "tests/llm_envs/checker/test_check_suites.py",
     "tests/llm_envs/evaluation/test_standard.py",
+    "tests/llm_envs/sources/test_mixture_text.py",
     "tests/trainers/cli/test_commands_agents.py",
     "tests/trainers/grpo/test_grpo_agents.py",
     "tests/trainers/grpo/test_grpo_ray.py",
