@@ -33,7 +33,7 @@ EASY = {"difficulty": "easy"}
 
 def load(folder: Path) -> datasets.Dataset:
     """Load the files as the hub's readers do: by the card's first lines."""
-    return datasets.load_dataset(str(folder), split="train")
+    return datasets.load_dataset(str(folder), split="train", cache_dir=str(folder.with_name("cache")))
 
 
 def export(run: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
