@@ -6,10 +6,9 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
 
-from dense_env import DenseEnv  # noqa: E402  (after the skip)
+from trainings import DENSE, QUIET  # noqa: E402  (after the skip)
 
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
-from llm_envs.rollout import EnvChoice  # noqa: E402
 from llm_envs.trainers import EnvPPOConfig, EnvPPOTrainer  # noqa: E402
 
 
@@ -24,17 +23,13 @@ def test_the_reward_rises_and_the_engine_follows_the_policy(tiny_folder, tmp_pat
         learning_rate=6e-3,
         value_learning_rate=1e-2,
         lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
         num_train_seeds=64,
-        disable_tqdm=True,
+        **QUIET,
         use_vllm=True,
         vllm_max_model_length=192,
         vllm_gpu_memory_utilization=0.3,
     )
-    trainer = EnvPPOTrainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), args)
+    trainer = EnvPPOTrainer(tiny_folder, DENSE, args)
     handed = []
     update = trainer.policy.update_weights
 
