@@ -14,7 +14,6 @@ import torch
 
 __all__ = [
     "Normalisation",
-    "Reduce",
     "aggregate_loss",
     "as_float",
     "group_token_counts",

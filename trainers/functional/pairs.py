@@ -127,13 +127,9 @@ def similar_length_pairs(
 def sequence_log_ratios(
     logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, average: bool = False
 ) -> torch.Tensor:
-    """Return `sum_t m (log pi - log rho)` of each row, shape (B,), or its mean over the row's tokens.
+    """Return `sum_t m (log pi - log rho)` of each row, shape (B,); or its mean over the row's tokens, as IPO wants it.
 
-    Args:
-        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        ref_logps_BT: Shape (B, T), constants.
-        mask_BT: Shape (B, T), bool or 0/1.
-        average: Whether to divide by the number of tokens, as IPO wants it.
+    The gradient flows through `logps_BT` only. Masked places may hold anything.
     """
     differences_BT = zero_masked(logps_BT, mask_BT) - zero_masked(ref_logps_BT, mask_BT).detach()
     return (masked_mean if average else masked_sum)(differences_BT, mask_BT, 1)

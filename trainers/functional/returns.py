@@ -44,12 +44,7 @@ def length_adaptive_lambda(lengths_B: torch.Tensor, *, alpha: float) -> torch.Te
     about `exp(-1 / alpha)` at any length ("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning
     Tasks", arXiv 2504.05118, with alpha 0.05 and lengths in tokens).
 
-    Args:
-        lengths_B: Shape (B,): steps of each episode, in tokens or turns, the unit of discount and lambda.
-        alpha: Above 0.
-
-    Returns:
-        Shape (B,), float32 or float64, from 0 to 1: `lam` of `gae`.
+    The lengths, shape (B,), count tokens or turns, the unit of discount and lambda. The result is a `lam` of `gae`.
 
     Raises:
         ValueError: If alpha is not above 0.
