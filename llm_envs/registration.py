@@ -117,9 +117,10 @@ def discover() -> list[str]:
 
 def _is_shipped(module: str) -> bool:
     """Return whether the folder of a module below `llm_envs.tasks` exists; it is not imported to find out."""
-    tasks = find_spec("llm_envs.tasks") if module.startswith("llm_envs.tasks.") else None
+    package, room, folder, *_ = [*module.split("."), "", ""]
+    tasks = find_spec(f"{package}.{room}") if (package, room) == ("llm_envs", "tasks") and folder else None
     places = tasks.submodule_search_locations if tasks is not None else None
-    return not places or any((Path(place) / module.split(".")[2]).exists() for place in places)
+    return not places or any((Path(place) / folder).exists() for place in places)
 
 
 def load_entry_points(group: str) -> dict[str, Any]:

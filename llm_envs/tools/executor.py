@@ -175,6 +175,12 @@ async def arun_calls(
 ) -> tuple[ToolResult, ...]:
     """Run the calls of one turn: `run_calls` for asynchronous code. It uses the event loop's thread as the caller's.
 
+    Args:
+        tools: As for `run_calls`.
+        calls: As for `run_calls`.
+        timeout_s: As for `run_calls`.
+        max_parallel: As for `run_calls`.
+
     Raises:
         CancelledError: If it was cancelled; so are the calls that were running.
     """

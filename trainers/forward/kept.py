@@ -98,9 +98,19 @@ class KeptRows:
         accelerator: Accelerator,
         **images: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Do the same as TRL's `_get_per_token_logps_and_entropies`, over the kept tokens, with its arguments.
+        """Do the same as TRL's `_get_per_token_logps_and_entropies`, over the kept tokens.
 
-        `accelerator` is the trainer's, for mixed precision; arguments for image models are not used.
+        Args:
+            model: The model to score with: the policy or the reference.
+            input_ids: Shape (B, L): prompts and completions.
+            attention_mask: Shape (B, L).
+            n_tokens: Number of tokens at the end to score.
+            batch_size: Rows per forward pass; None: all.
+            compute_entropy: Whether to return entropies.
+            compute_aux_loss: Whether to return the load-balancing loss of a mixture of experts.
+            temperature: The sampling temperature.
+            accelerator: The trainer's, for mixed precision.
+            **images: TRL's arguments for image models; unused.
         """
         logps, entropies, aux_losses = [], [], []
         for ids, mask in zip(

@@ -126,7 +126,11 @@ class PackedRows:
     ) -> ModelOutput:
         """Return the model's output for each token but the first, as for padded rows; 0 for padding.
 
-        It takes the arguments of the model's forward, tensors of shape (B, L); a label of -100 is not scored.
+        Args:
+            input_ids: Shape (B, L).
+            attention_mask: Shape (B, L).
+            labels: Shape (B, L); -100 for tokens that are not scored.
+            **kwargs: Further arguments of the model's forward.
 
         Raises:
             ModelError: For a router's loss, or if the model mixes packed rows.

@@ -34,7 +34,11 @@ class SharedPrompts:
     ) -> Any:
         """Return the model's output for the last `n_completion` + 1 tokens of each row, or for all tokens.
 
-        It takes the arguments of the model's forward, tensors of shape (B, L) with prompts padded on the left.
+        Args:
+            input_ids: Shape (B, L).
+            attention_mask: Shape (B, L). Prompts are padded on the left.
+            labels: Shape (B, L).
+            **kwargs: Further arguments of the model's forward.
 
         Raises:
             ModelError: If a layer of the model caches anything but the keys and values of all tokens, or for a router's

@@ -125,7 +125,15 @@ def _check_sampling(temperature: float, keeps_mask: bool) -> None:
 
 
 def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
-    """Reject a reference whose token ids mean other tokens than the policy's (`vocabulary_difference`).
+    """Reject a reference whose token ids mean other tokens than the policy's.
+
+    If the reference's folder or name has a tokenizer, each of the policy's tokens must have the same id in it.
+    Otherwise, both models must have the same number of output ids.
+
+    Args:
+        reference: The reference.
+        policy: The policy.
+        tokenizer: The policy's; None: unknown, only the numbers of ids are compared.
 
     Raises:
         InvalidConfigError: If the vocabularies differ.

@@ -87,8 +87,16 @@ def group_normalised(
 ) -> torch.Tensor:
     """Return `(r_i - mean(r_group)) / (std + eps)`: GRPO ("DeepSeekMath", arXiv 2402.03300).
 
-    `scale` chooses the standard deviation of the group or of the batch, with n - 1 in the denominator. The batch's does
-    not inflate groups with little spread ("Part I: Tricks or Traps?", arXiv 2508.08221).
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Not read.
+        scale: Divide by the standard deviation of the group, or of the batch, with n - 1 in the denominator. The
+            batch's does not inflate groups with little spread ("Part I: Tricks or Traps?", arXiv 2508.08221).
+        eps: Added to the standard deviation.
+
+    Returns:
+        Shape (B,).
 
     Raises:
         ValueError: If `scale` is another value.
@@ -108,7 +116,16 @@ def group_normalised(
 def ignore_reward(
     rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return 0 for every episode: the task's reward does not count, and only a KL to a teacher is learned from."""
+    """Return 0 for every episode: the task's reward does not count, and a KL to a teacher is all that is learned from.
+
+    Args:
+        rewards_B: Shape (B,), any dtype; not read.
+        group_ids_B: Shape (B,), ints; not read.
+        turn_rewards_BK: Not read.
+
+    Returns:
+        Shape (B,).
+    """
     return torch.zeros_like(check_rewards(rewards_B, group_ids_B)[0])
 
 
@@ -118,6 +135,14 @@ def leave_one_out(
     """Return `r_i - mean(r_j, j != i in the group)`: RLOO ("Back to Basics", arXiv 2402.14740).
 
     The baseline does not depend on the episode's own actions, so the policy gradient is unbiased.
+
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Not read.
+
+    Returns:
+        Shape (B,).
     """
     values_B, scored_B = _shifted(rewards_B, group_ids_B)
     n_others_B = group_counts(scored_B, group_ids_B, dtype=values_B.dtype) - 1
@@ -128,7 +153,16 @@ def leave_one_out(
 def batch_whitened(
     rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `(r_i - mean(r)) / sqrt(var(r) + 1e-8)` over the batch: REINFORCE++ (arXiv 2501.03262)."""
+    """Return `(r_i - mean(r)) / sqrt(var(r) + 1e-8)` over the batch: REINFORCE++ (arXiv 2501.03262).
+
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints; only the shape is used.
+        turn_rewards_BK: Not read.
+
+    Returns:
+        Shape (B,).
+    """
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     one_group_B = torch.zeros_like(group_ids_B)
     lowest_B = group_minimum(values_B, scored_B, one_group_B)  # equal rewards become exact zeros
@@ -142,6 +176,14 @@ def group_ranked(
 
     Only the order of the rewards matters ("Evolution Strategies as a Scalable Alternative", arXiv 1703.03864, section
     2.1).
+
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Not read.
+
+    Returns:
+        Shape (B,).
     """
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     rivals_BB = (group_ids_B[:, None] == group_ids_B) & scored_B
@@ -165,8 +207,16 @@ def max_at_k(
     `A_i = k / C(n-1, k-1) sum_J (max(r_i, max r_J) - max r_J)` over the sets J of k - 1 other members. A term is the
     increase of the maximum by the episode. For k = 1 this is `leave_one_out`. ("Pass@K Policy Optimization", arXiv
     2505.15201, the estimator with a leave-one-out baseline over sets of k - 1; times n, since losses average over
-    rows.) A group with fewer scored members than k uses their number. For k > 1 the result is never negative, and above
-    0 only for episodes that beat others.
+    rows.)
+
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Not read.
+        k: Number of attempts. A group with fewer scored members than k uses their number.
+
+    Returns:
+        Shape (B,), never negative for k > 1: above 0 only for episodes that beat others.
 
     Raises:
         ValueError: If k is below 1.
@@ -193,7 +243,16 @@ def reinforce(
 ) -> torch.Tensor:
     """Return `r_i - b_i`: REINFORCE with a baseline (R. Williams, 1992).
 
-    Unbiased where b_i does not depend on the episode's own actions. Without a `baseline_fn` it is 0.
+    Unbiased where b_i does not depend on the episode's own actions.
+
+    Args:
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Not read.
+        baseline_fn: `(rewards_B, group_ids_B) -> baselines_B`; None: no baseline.
+
+    Returns:
+        Shape (B,).
 
     Raises:
         ValueError: If the baseline of a scored row is not finite.

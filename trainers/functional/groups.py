@@ -59,9 +59,12 @@ def check_rewards(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> tuple[t
 
 
 def group_sum(values: torch.Tensor, scored: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each row the sum of its group's scored values, which are finite and of shape (B, ...).
+    """Return for each row the sum of its group's scored values.
 
-    `scored` has their shape: True where a value counts.
+    Args:
+        values: Shape (B, ...), finite.
+        scored: Same shape, bool: the values to sum.
+        group_ids_B: Shape (B,), ints.
     """
     index_B, n_groups = group_index(group_ids_B)
     sums = values.new_zeros((n_groups, *values.shape[1:]))

@@ -125,7 +125,14 @@ def importance_weighted_kl(
     """Return `(pi / pi_old) k(pi, rho)` for tokens sampled from pi_old, with the gradient of the ratio.
 
     For the loss. With k1 or k3 it is unbiased for KL(pi‖rho) under pi_old, and so is its gradient ("DeepSeek-V3.2",
-    arXiv 2512.02556; TRL's `use_bias_correction_kl`). `old_logps_BT` are the log-probabilities at sampling, constants.
+    arXiv 2512.02556; TRL's `use_bias_correction_kl`).
+
+    Args:
+        kl_fn: The estimator, in the form of `KLFn`.
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        ref_logps_BT: Shape (B, T), constants.
+        old_logps_BT: Shape (B, T), constants: log-probabilities at sampling.
+        mask_BT: Shape (B, T), bool or 0/1.
     """
     # `k1` detaches its second argument, so the ratio's gradient flows only through `logps_BT`.
     weights_BT = torch.exp(k1(logps_BT, old_logps_BT, mask_BT).clamp(max=MAX_LOG_RATIO))
@@ -160,8 +167,12 @@ def create_truncated_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
     In the loss, a token above the threshold has no gradient. In the reward (with `kl_fn=k1`), its penalty is the
     threshold. Biased downwards wherever it cuts.
 
+    Args:
+        threshold: In nats, above 0.
+        kl_fn: The estimator.
+
     Raises:
-        ValueError: If the threshold is not above 0 nats.
+        ValueError: If the threshold is not above 0.
     """
     _check_threshold(threshold)
     return partial(_truncated_kl, threshold=threshold, kl_fn=kl_fn)
@@ -178,8 +189,12 @@ def create_thresholded_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
 
     For the loss, or with `kl_fn=k1` for the reward: the policy is free within the threshold.
 
+    Args:
+        threshold: In nats, above 0.
+        kl_fn: The estimator.
+
     Raises:
-        ValueError: If the threshold is not above 0 nats.
+        ValueError: If the threshold is not above 0.
     """
     _check_threshold(threshold)
     return partial(_thresholded_kl, threshold=threshold, kl_fn=kl_fn)
@@ -197,6 +212,10 @@ def create_confident_kl(min_probability: float, kl_fn: KLFn = k3) -> KLFn:
 
     For the loss, or with `kl_fn=k1` for the reward: unlikely tokens, where exploration happens, are not penalised. No
     gradient flows through the condition.
+
+    Args:
+        min_probability: Between 0 and 1.
+        kl_fn: The estimator.
 
     Raises:
         ValueError: If `min_probability` is not between 0 and 1.

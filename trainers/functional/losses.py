@@ -103,7 +103,14 @@ def policy_gradient(
 ) -> torch.Tensor:
     """Return `-A log pi`: REINFORCE (R. Williams, 1992). On-policy, it has the gradient of minus the expected reward.
 
-    No ratio is used, so `old_logps_BT` is not read.
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Not read, since no ratio is used.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
     """
     return -_per_token(advantages, mask_BT) * zero_masked(logps_BT, mask_BT)
 
@@ -124,10 +131,23 @@ def clipped_surrogate(
     PPO ("Proximal Policy Optimization Algorithms", arXiv 1707.06347), GRPO (arXiv 2402.03300); with `clip_high >
     clip_low` the decoupled clip of DAPO (arXiv 2503.14476); with `level="geometric"` GSPO (arXiv 2507.18071);
     `dual_clip` c bounds the ratio of a bad action, `-max(..., c A)` where A < 0 ("Mastering Complex Control in MOBA
-    Games", arXiv 1912.09729). The tokens of a `level` share a ratio (`log_ratios`).
+    Games", arXiv 1912.09729).
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Shape (B, T), constants.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        clip_low: Width of the clip range below 1, from 0 to 1.
+        clip_high: Width of the clip range above 1, at least 0.
+        dual_clip: Greatest ratio for A < 0, above `1 + clip_high`; None: no bound.
+        level: The tokens that share a ratio, see `log_ratios`.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
 
     Raises:
-        ValueError: If `clip_low` is not from 0 to 1, `clip_high` below 0, or `dual_clip` not above `1 + clip_high`.
+        ValueError: If a bound is out of range.
     """
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"{clip_low=} must lie between 0 and 1, and {clip_high=} be at least 0.")
@@ -153,8 +173,19 @@ def cispo(
 ) -> torch.Tensor:
     """Return `-stopgrad(clip(r, min_ratio, max_ratio)) A log pi`: CISPO ("MiniMax-M1", arXiv 2506.13585).
 
-    It clips the weight, not the update, so every token keeps a gradient. (TRL calls `max_ratio` `epsilon_high`.) The
-    tokens of a `level` share a weight (`log_ratios`).
+    It clips the weight, not the update, so every token keeps a gradient. (TRL calls `max_ratio` `epsilon_high`.)
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Shape (B, T), constants.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        max_ratio: Greatest weight.
+        min_ratio: Least weight.
+        level: The tokens that share a weight, see `log_ratios`.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
 
     Raises:
         ValueError: If the bounds are not `0 <= min_ratio < max_ratio`.
@@ -178,7 +209,17 @@ def clipped_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens whose ratio a clip cuts off: below `1 - clip_low` (A < 0), and above `1 + clip_high` (A > 0).
 
-    Take bounds and level from the loss (`clip_settings`). The results are bool, (B, T), and False at masked places.
+    Args:
+        logps_BT: Shape (B, T); masked places may hold anything.
+        old_logps_BT: Shape (B, T).
+        advantages: Shape (B,), (B, 1) or (B, T).
+        mask_BT: Shape (B, T), bool or 0/1.
+        clip_low: As in the loss (`clip_settings`).
+        clip_high: As in the loss.
+        level: As in the loss.
+
+    Returns:
+        Two bool tensors of shape (B, T), False at masked places.
     """
     ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
@@ -233,7 +274,9 @@ def value_loss(
 def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts a multiple of it.
 
-    `logits.entropies_from_logits` gives the entropies, shape (B, T), with gradient.
+    Args:
+        entropies_BT: Shape (B, T), with gradient: `logits.entropies_from_logits`; masked places may hold anything.
+        mask_BT: Shape (B, T), bool or 0/1.
     """
     return masked_mean(entropies_BT, mask_BT)
 
@@ -249,7 +292,12 @@ def entropy_floor(entropies_N: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return `-log pi` per token: supervised fine-tuning."""
+    """Return `-log pi` per token, shape (B, T), 0 at masked places: supervised fine-tuning.
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        mask_BT: Shape (B, T), bool or 0/1.
+    """
     return -zero_masked(logps_BT, mask_BT)
 
 

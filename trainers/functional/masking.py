@@ -38,20 +38,37 @@ def as_float(values: torch.Tensor) -> torch.Tensor:
 
 
 def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the values in float32 (or float64) with 0 at masked places, whose gradient is exactly 0."""
+    """Return the values in float32 (or float64) with 0 at masked places, whose gradient is exactly 0.
+
+    Args:
+        values: Any shape and dtype; masked places may hold anything, NaN too.
+        mask: Bool or number, broadcastable to `values`; 0 masks.
+    """
     values = as_float(values)
     # Not `values * mask`: NaN times 0 is NaN, in the value and in the gradient.
     return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return `sum_t m_t x_t`, over everything or along one axis."""
+    """Return `sum_t m_t x_t`, over everything or along one axis.
+
+    Args:
+        values: Shape (B, T) or any other; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        dim: Axis to sum over; None: all.
+    """
     kept = zero_masked(values, mask)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 if all places are masked."""
+    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 if all places are masked.
+
+    Args:
+        values: Shape (B, T) or any other; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        dim: Axis to average over; None: all.
+    """
     total = masked_sum(values, mask, dim)
     flags = mask.bool()
     count = flags.sum() if dim is None else flags.sum(dim)
@@ -61,9 +78,15 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
 def masked_moments(
     values: torch.Tensor, mask: torch.Tensor, *, total: Reduce | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of the unmasked values: two scalars.
+    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of the unmasked values.
 
-    The variance of fewer than two values is 0. With `total`, the moments are of all processes together.
+    Args:
+        values: Any shape; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        total: The sum over processes, for the moments of all of them together; None: of this one.
+
+    Returns:
+        Two scalars. The variance of fewer than two values is 0.
     """
     together = total or (lambda tensor: tensor)
     own = masked_sum(values, mask)
@@ -84,7 +107,12 @@ def masked_whiten(
 ) -> torch.Tensor:
     """Return `(x - mean) / sqrt(var + eps)` of the unmasked values, 0 elsewhere; mean and variance by `masked_moments`.
 
-    Without `shift_mean`, the mean does not change.
+    Args:
+        values: Any shape; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        shift_mean: Whether the mean becomes 0; otherwise it does not change.
+        eps: Added to the variance.
+        total: See `masked_moments`.
     """
     mean, variance = masked_moments(values, mask, total=total)
     whitened = (zero_masked(values, mask) - mean) * torch.rsqrt(variance + eps)
@@ -155,7 +183,12 @@ def aggregate_loss(
 
 
 def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return the number of unmasked tokens in each row's group, int64 of shape (B,)."""
+    """Return the number of unmasked tokens in each row's group, int64 of shape (B,).
+
+    Args:
+        mask_BT: Shape (B, T), bool or 0/1.
+        group_ids_B: Shape (B,), ints.
+    """
     _, index_B = torch.unique(group_ids_B, return_inverse=True)
     counts_B = mask_BT.bool().sum(1)
     return torch.zeros_like(counts_B).scatter_add(0, index_B, counts_B)[index_B]

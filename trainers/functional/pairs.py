@@ -39,7 +39,15 @@ PairLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return every pair of rows of one group with different rewards, ordered by chosen and then by rejected row."""
+    """Return every pair of rows of one group with different rewards.
+
+    Args:
+        rewards_B: Shape (B,); NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+
+    Returns:
+        int64 of shape (P, 2), ordered by chosen and then by rejected row.
+    """
     return _pairs_above(rewards_B, group_ids_B, 0.0)
 
 
@@ -77,11 +85,15 @@ def random_pairs(
 ) -> torch.Tensor:
     """Return up to `n_per_group` different pairs of each group, drawn uniformly from those above the margin.
 
-    A group's draw depends only on the seed, its id and its number of pairs: use another seed for each batch with the
-    same ids. The result is ordered by group id.
+    Args:
+        rewards_B: Shape (B,); NaN for a missing score.
+        group_ids_B: Shape (B,), ints. A group's draw depends only on the seed, its id and its number of pairs.
+        seed: Not negative. Use another seed for each batch with the same ids.
+        n_per_group: At least 1.
+        margin: The rewards differ by more than this; at least 0.
 
-    Raises:
-        ValueError: If `n_per_group` is below 1, or `seed` or `margin` below 0.
+    Returns:
+        int64 of shape (P, 2), ordered by group id.
     """
     if n_per_group < 1 or seed < 0:
         raise ValueError(f"{n_per_group=} must be at least 1 and {seed=} at least 0.")
@@ -108,9 +120,17 @@ def similar_length_pairs(
     """Return each group's pair of greatest difference in reward among those of similar length, if any.
 
     DPO picks up length as a shortcut if the chosen episodes are systematically longer or shorter. Ties are broken by
-    closeness in length, then by order. The result is ordered by group id.
+    closeness in length, then by order.
 
-    `lengths_B` are sampled tokens, shape (B,). Neither row has more of them than `max_ratio` times the other's.
+    Args:
+        rewards_B: Shape (B,); NaN for a missing score.
+        group_ids_B: Shape (B,), ints.
+        lengths_B: Shape (B,), sampled tokens.
+        max_ratio: Neither row has more tokens than this many times the other's.
+        margin: The rewards differ by more than this; at least 0.
+
+    Returns:
+        int64 of shape (P, 2), ordered by group id.
     """
     candidates_P2 = create_margin_pairs(margin)(rewards_B, group_ids_B)
     short_P, long_P = lengths_B[candidates_P2].aminmax(dim=1)
@@ -127,9 +147,13 @@ def similar_length_pairs(
 def sequence_log_ratios(
     logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, average: bool = False
 ) -> torch.Tensor:
-    """Return `sum_t m (log pi - log rho)` of each row, shape (B,); or its mean over the row's tokens, as IPO wants it.
+    """Return `sum_t m (log pi - log rho)` of each row, shape (B,), or its mean over the row's tokens.
 
-    The gradient flows through `logps_BT` only. Masked places may hold anything.
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        ref_logps_BT: Shape (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        average: Whether to divide by the number of tokens, as IPO wants it.
     """
     differences_BT = zero_masked(logps_BT, mask_BT) - zero_masked(ref_logps_BT, mask_BT).detach()
     return (masked_mean if average else masked_sum)(differences_BT, mask_BT, 1)
@@ -143,7 +167,15 @@ def pair_log_ratios(
     *,
     average: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `sequence_log_ratios` of the chosen and of the rejected rows of a selector's pairs, each of shape (P,)."""
+    """Return `sequence_log_ratios` of the chosen and of the rejected rows, each of shape (P,).
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        ref_logps_BT: Shape (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        pairs_P2: Shape (P, 2), from a `PairSelector`.
+        average: Whether to divide by the number of tokens.
+    """
     ratios_B = sequence_log_ratios(logps_BT, ref_logps_BT, mask_BT, average=average)
     return ratios_B[pairs_P2[:, 0]], ratios_B[pairs_P2[:, 1]]
 
@@ -188,7 +220,14 @@ def dpo_loss(
 
     DPO ("Direct Preference Optimization", arXiv 2305.18290); with e > 0 conservative DPO, for labels with errors.
 
-    `beta` is the strength of the regularisation towards the reference, and e is `label_smoothing`, from 0 to below 1/2.
+    Args:
+        chosen_log_ratios_P: Shape (P,), sums over tokens.
+        rejected_log_ratios_P: Shape (P,).
+        beta: Strength of the regularisation towards the reference.
+        label_smoothing: The e, from 0 to below 1/2.
+
+    Returns:
+        Shape (P,), float32 or float64.
     """
     margins_P = beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P))
     return -(1.0 - label_smoothing) * F.logsigmoid(margins_P) - label_smoothing * F.logsigmoid(-margins_P)
@@ -199,8 +238,14 @@ def ipo_loss(
 ) -> torch.Tensor:
     """Return `(chosen - rejected - 1 / (2 beta))^2`: IPO ("A General Theoretical Paradigm ...", arXiv 2310.12036).
 
-    The log-ratios are means over tokens (`average=True`), as its authors and TRL do. An `Algorithm` with this loss
-    gives it means. `beta` is the paper's tau.
+    Args:
+        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL do; an `Algorithm`
+            with this loss gives it means.
+        rejected_log_ratios_P: Shape (P,).
+        beta: The paper's tau.
+
+    Returns:
+        Shape (P,), float32 or float64.
     """
     return (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P) - 1.0 / (2.0 * beta)) ** 2
 
@@ -210,7 +255,13 @@ def hinge_loss(
 ) -> torch.Tensor:
     """Return `max(0, 1 - beta (chosen - rejected))`: the loss of SLiC-HF (arXiv 2305.10425) on log-ratios.
 
-    `beta` is 1 divided by the margin.
+    Args:
+        chosen_log_ratios_P: Shape (P,), sums over tokens.
+        rejected_log_ratios_P: Shape (P,).
+        beta: 1 divided by the margin.
+
+    Returns:
+        Shape (P,), float32 or float64.
     """
     return torch.relu(1.0 - beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P)))
 

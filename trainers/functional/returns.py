@@ -23,7 +23,17 @@ def discounted_returns(
 ) -> torch.Tensor:
     """Return `R_t = r_t + gamma_t R_(t+1)` over the policy's tokens, where t + 1 is its next token.
 
-    Arguments as in `gae`. The result has shape (B, T), float32 or float64: 0 at masked places and without a score.
+    Args:
+        rewards_BT: Shape (B, T), from `turns.place_turn_rewards`. Masked places are not read; NaN if an episode has no
+            score.
+        mask_BT: Shape (B, T), bool or 0/1.
+        gamma: Discount per token, or per turn if `turn_ids_BT` is given (time then passes only between turns).
+        bootstrap_B: Shape (B,): value of the state after the last token of a truncated episode; 0 for a terminated
+            one. None: 0.
+        turn_ids_BT: Shape (B, T), ints from `turns.turn_ids`.
+
+    Returns:
+        Shape (B, T), float32 or float64; 0 at masked places and in rows without a score.
     """
     # With values of 0 and lambda 1, an advantage is a return.
     return gae(
@@ -44,7 +54,12 @@ def length_adaptive_lambda(lengths_B: torch.Tensor, *, alpha: float) -> torch.Te
     about `exp(-1 / alpha)` at any length ("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning
     Tasks", arXiv 2504.05118, with alpha 0.05 and lengths in tokens).
 
-    The lengths, shape (B,), count tokens or turns, the unit of discount and lambda. The result is a `lam` of `gae`.
+    Args:
+        lengths_B: Shape (B,): steps of each episode, in tokens or turns, the unit of discount and lambda.
+        alpha: Above 0.
+
+    Returns:
+        Shape (B,), float32 or float64, from 0 to 1: `lam` of `gae`.
 
     Raises:
         ValueError: If alpha is not above 0.

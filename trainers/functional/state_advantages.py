@@ -104,8 +104,18 @@ def state_graph(
     share only the first state, that is the episode's return minus the group's mean, as in GRPO. In a tree
     (`rollout.tree`), V is VinePPO's Monte Carlo value (arXiv 2410.01679), with the episode itself among the samples.
 
-    Arguments and result as in `state_groups`, but `scale` divides a group's advantages by their root mean square plus
-    `eps`, and before the first state with a value the result is 0.
+    Args:
+        rewards_B: Shape (B,); NaN leaves an episode out.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
+        states_BK: Shape (B, K), ints, as in `state_groups`.
+        gamma: Discount of one turn.
+        min_visits: Least turns that must have begun in a state that has a value.
+        scale: Whether to divide a group's advantages by their root mean square plus `eps`.
+        eps: Added to the root mean square.
+
+    Returns:
+        Shape (B, K); 0 without a turn or score, and before the first state with a value.
 
     Raises:
         ValueError: If turn rewards or states are missing or have another shape, or min_visits is below 1.

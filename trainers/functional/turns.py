@@ -14,7 +14,12 @@ __all__ = ["place_turn_rewards", "spread_turns", "turn_ids", "turns_of_mask"]
 
 
 def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> torch.Tensor:
-    """Return the turn of each token, int64 of shape (B, T); -1 outside every span. Spans of a row do not overlap.
+    """Return the turn of each token, int64 of shape (B, T); -1 outside every span.
+
+    Args:
+        starts_BK: Shape (B, K), ints; spans of a row do not overlap.
+        stops_BK: Shape (B, K), ints.
+        n_tokens: T.
 
     Raises:
         ValueError: If the shapes differ or a span leaves the row.
@@ -32,6 +37,9 @@ def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
 
     A turn is a run of unmasked tokens: two turns of a row are always separated by a token that the policy did not
     write, at least one of the template.
+
+    Args:
+        mask_BT: Shape (B, T), bool or 0/1.
     """
     flags_BT = mask_BT.bool()
     # A turn starts at an unmasked token after a masked one, or at the first column.
@@ -44,7 +52,14 @@ def spread_turns(
 ) -> torch.Tensor:
     """Give each token the value of its turn, for example to turn (B, K) advantages into (B, T).
 
-    The value of a turn without tokens is not read. The result is float32 or float64, and 0 outside every span.
+    Args:
+        values_BK: Shape (B, K); the value of a turn without tokens is not read.
+        starts_BK: Shape (B, K), ints.
+        stops_BK: Shape (B, K), ints.
+        n_tokens: T.
+
+    Returns:
+        Shape (B, T), float32 or float64; 0 outside every span.
     """
     ids_BT = turn_ids(starts_BK, stops_BK, n_tokens)
     if not values_BK.shape[1]:
@@ -58,8 +73,16 @@ def place_turn_rewards(
     """Put each turn's reward at its last token.
 
     The reward of a turn without tokens goes to the last token of the nearest earlier turn with tokens, or else of the
-    first later one, so the row's total does not change. A row without any token loses its rewards, and NaN (a missing
-    turn) counts as 0. The result has shape (B, T), float32 or float64; 0 where no turn ends.
+    first later one, so the row's total does not change. The rewards of a row without any token are dropped.
+
+    Args:
+        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
+        starts_BK: Shape (B, K), ints.
+        stops_BK: Shape (B, K), ints.
+        n_tokens: T.
+
+    Returns:
+        Shape (B, T), float32 or float64; 0 where no turn ends.
     """
     _check_spans(starts_BK, stops_BK, n_tokens)
     rewards_BK = as_float(turn_rewards_BK).nan_to_num(nan=0.0)
