@@ -205,7 +205,7 @@ TASK = """
 
 @pytest.mark.smoke
 def test_entry_points_that_cannot_be_imported_are_left_out(tmp_path, monkeypatch):
-    """A part of ours that was not shipped is left out silently, anything else with a warning; what needs it says so."""
+    """A part of ours that was not shipped is left out silently, anything else with a warning; what needs it raises."""
     group = "llm_envs.of_a_test"
     install(tmp_path, "llm-envs", {"unshipped": "llm_envs.no_such_room:make"}, group=group)
     install(tmp_path, "another", {"broken": "no_such_module:make", "works": "json:loads"}, group=group)

@@ -192,7 +192,12 @@ def _objective(trainer: EnvGRPOTrainer) -> str:
     """Describe the objective."""
     algorithm = trainer.algorithms.algorithm
     coefficient = "by a schedule" if callable(algorithm.kl_coef) else f"{algorithm.kl_coef:g}"
-    return f"{algorithm.name}, KL coefficient {coefficient}"
+    loss: Any = algorithm.loss_fn or algorithm.pair_loss_fn
+    function = getattr(loss, "func", loss)
+    bound = ", ".join(f"{key}={value}" for key, value in getattr(loss, "keywords", {}).items())
+    described = f"{getattr(function, '__name__', type(function).__name__)}({bound})"
+    kl = f"KL coefficient {coefficient}" + (f", times the {algorithm.kl_ratio}'s ratio" if algorithm.kl_ratio else "")
+    return f"{algorithm.name}: {described}, normalised by {algorithm.normalisation}, {kl}"
 
 
 def _budgets(trainer: EnvGRPOTrainer) -> list[str]:

@@ -152,8 +152,9 @@ class EnvDPOTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
             fitting, counts = fit_pairs(rows, self._longest, args.overlong)
             if not fitting:
                 raise InvalidConfigError(
-                    f"no preference pair is left: all {len(rows)} are longer than max_length={self._longest}, or "
-                    "equal up to their cut. Raise it, up to the model's context."
+                    f"no preference pair is left: all {len(rows)} are longer than {self._longest} tokens (max_length="
+                    f"{args.max_length}, and at most the model's context), or equal up to their cut. Raise max_length, "
+                    "set overlong='cut', take a model with a longer context, or shorter episodes."
                 )
         for name, count in counts.items():
             self.overlong_pairs[name] += count

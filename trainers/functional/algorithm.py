@@ -137,11 +137,17 @@ class Algorithm:
             "normalisation": get_args(Normalisation),
             "kl_in": ("loss", "reward", "advantage"),
             "branch_at": ("every_turn", "least_sure", "disagreement"),
+            "kl_ratio": (None, *get_args(RatioLevel)),
         }
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known and not (name == "branch_at" and callable(value)):
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}.")
+        for name in ("advantage_fn", "loss_fn", "kl_fn", "pair_selector", "pair_loss_fn"):
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a function, such as those of trainers.functional."
+                )
         if (self.pair_selector is None) != (self.pair_loss_fn is None):
             raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
         if self.loss_fn is None and self.pair_loss_fn is None:

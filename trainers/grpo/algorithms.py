@@ -273,8 +273,8 @@ def _refuse_settings(args: Any) -> None:
     """Reject TRL's settings of a loss beside an algorithm."""
     if changed := [f"{name}={getattr(args, name)!r}" for name in SET_BY_ALGORITHM if is_changed(args, name)]:
         raise InvalidConfigError(
-            f"{', '.join(changed)}: the algorithm decides that. Leave it out and change the algorithm, for example "
-            "dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)."
+            f"{', '.join(changed)}: the algorithm decides that. Leave it out and change the algorithm; to change one "
+            "term of TRL's settings: dataclasses.replace(algorithm_from_trl(EnvGRPOConfig(beta=0.04)), kl_fn=k2)."
         )
 
 

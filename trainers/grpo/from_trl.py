@@ -35,7 +35,7 @@ _NORMALISATIONS: Mapping[str, tuple[Normalisation, float | None]] = MappingProxy
 )
 """By `loss_type`: the divisor of the sum over tokens, and its constant."""
 _UNTRANSLATED = ("bnpo", "sapo", "vespo")
-_HOW = "train by TRL's own GRPOTrainer(rollout_func=stock_trl.rollout_func(env))"
+_HOW = "train by TRL's own GRPOTrainer(rollout_func=rollout_func(env)), from llm_envs.trainers.stock_trl"
 
 
 def algorithm_from_trl(args: Any, *, has_critic: bool = False) -> Algorithm:
@@ -119,6 +119,11 @@ def _loss_fn(args: Any, level: RatioLevel) -> LossFn:
     if args.loss_type == "cispo":
         return partial(cispo, max_ratio=args.epsilon_high, level=level)
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if not (0.0 <= args.epsilon <= 1.0 and high >= 0.0):
+        raise InvalidConfigError(
+            f"epsilon={args.epsilon} and epsilon_high={args.epsilon_high}; ratios are clipped to 1 - epsilon and "
+            "1 + epsilon_high (None: epsilon), so epsilon must be from 0 to 1, and epsilon_high at least 0."
+        )
     if args.delta is not None and args.delta <= 1.0 + high:
         raise InvalidConfigError(f"delta={args.delta}; it must be above 1 + epsilon_high = {1.0 + high}, or None.")
     bounds = {"clip_low": args.epsilon, "clip_high": high, "dual_clip": args.delta}

@@ -307,7 +307,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "8 rows in micro-batches of 8; a generation lasts 1 steps" in shown
     assert "32 items: an epoch is 16 generations" in shown
     assert (
-        "loss              dapo, KL coefficient 0, learning rate" in shown
+        "dapo: clipped_surrogate(clip_low=0.2, clip_high=0.28), normalised by token, KL coefficient 0" in shown
         and "256 of context; 32 behind the first prompt" in shown
     )
     assert "forks             none" in shown
@@ -337,7 +337,7 @@ def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
     assert "4 groups of 1 = 4 episodes" in shown and "critic            a LlamaModel of its own" in shown
     assert "gamma 1 and lambda 0.9 a turn (the critic's lambda 1), nothing behind a limit of turns" in shown
     assert main([*write("grpo"), "--dry_run", "--algorithm", "pairwise"]) == 0
-    assert "loss              pairwise, KL coefficient 0" in capsys.readouterr().out
+    assert "pairwise: dpo_loss(beta=0.1), normalised by" in capsys.readouterr().out
     assert not list((tmp_path / "out").glob("*"))
 
 

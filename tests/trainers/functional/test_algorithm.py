@@ -207,6 +207,9 @@ def test_what_is_missing_is_named():
     [
         ({"normalisation": "mean"}, "normalisation is 'mean'; it must be one of 'token', "),
         ({"kl_in": "critic"}, "kl_in is 'critic'; it must be one of 'loss', 'reward', 'advantage'"),
+        ({"kl_ratio": "tokens", "kl_coef": 0.1}, "kl_ratio is 'tokens'; it must be one of None, 'token', "),
+        ({"loss_fn": "cispo"}, "loss_fn is 'cispo'; it must be a function"),
+        ({"kl_fn": "k2", "kl_coef": 0.1}, "kl_fn is 'k2'; it must be a function"),
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
