@@ -43,6 +43,15 @@ def test_the_documents_stay_short() -> None:
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
+def test_options_are_spelled_with_dashes() -> None:
+    root = DOCS.parent
+    files = [root / "README.md", root / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *root.glob("examples/**/*.py")]
+    found = {
+        file.name: re.findall(r"(?<![\w-])--[a-z]+(?:_[a-z]+)+", file.read_text(encoding="utf-8")) for file in files
+    }
+    assert {name: options for name, options in found.items() if options} == {}
+
+
 def test_every_algorithm_has_one_page_in_one_shape() -> None:
     for page in ("sft.md", "grpo.md", "ppo.md", "dpo.md"):
         headings = re.findall(r"^## (.+)$", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -107,7 +107,9 @@ def save_biased(folder: Any, n_layers: int = 1, **settings: Any) -> str:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "max_position_embeddings": 256}
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(0)
-    config = LlamaConfig(len(tokenizer), num_hidden_layers=n_layers, attention_bias=True, **sizes, **ids, **settings)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=n_layers, attention_bias=True, **sizes, **ids, **settings
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -331,5 +331,5 @@ def _explained(message: str, values: Mapping[str, Any]) -> str:
     return (
         f"per_device_train_batch_size {rows} * {name} {steps} * {n_processes} process{'es' * (n_processes > 1)} = "
         f"{total} episodes a generation, which do not make full groups of num_generations {group}: set for example "
-        f"--per_device_train_batch_size {-(-rows // whole) * whole}."
+        f"--per-device-train-batch-size {-(-rows // whole) * whole}."
     )

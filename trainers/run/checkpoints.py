@@ -173,7 +173,7 @@ def check_unused(output_dir: str | Path) -> None:
     if there:
         raise InvalidConfigError(
             f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): resume it "
-            "(--resume_from_checkpoint true), or give another folder."
+            "(--resume-from-checkpoint true), or give another folder."
         )
 
 
@@ -182,11 +182,11 @@ def _check_adapter(checkpoint: Path, lora_r: int | None) -> None:
     path = checkpoint / "adapter_config.json"
     if path.is_file() != (lora_r is not None):
         there, here = ("an adapter", "give") if path.is_file() else ("full weights", "leave out")
-        raise InvalidConfigError(f"resume_from_checkpoint: {checkpoint} has {there}: {here} --use_peft.")
+        raise InvalidConfigError(f"resume_from_checkpoint: {checkpoint} has {there}: {here} --use-peft.")
     rank = json.loads(path.read_text(encoding="utf-8")).get("r") if path.is_file() else None
     if rank is not None and rank != lora_r:
         raise InvalidConfigError(
-            f"resume_from_checkpoint: the adapter in {checkpoint} has rank {rank}, this run's {lora_r}: set --lora_r "
+            f"resume_from_checkpoint: the adapter in {checkpoint} has rank {rank}, this run's {lora_r}: set --lora-r "
             f"{rank}."
         )
 

@@ -480,7 +480,7 @@ def test_a_batch_that_makes_no_whole_groups_is_explained(write, capsys):
     ):
         assert main([*write("grpo"), "--num_generations", "3", *given]) == 2
         error = capsys.readouterr().err
-        assert said in error and ("set for example --per_device_train_batch_size 6." in error) == ("4)" not in said)
+        assert said in error and ("set for example --per-device-train-batch-size 6." in error) == ("4)" not in said)
     assert main([*write("grpo"), "--num_generations", "3", "--per_device_train_batch_size", "6", "--dry_run"]) == 0
 
 

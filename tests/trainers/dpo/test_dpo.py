@@ -384,12 +384,12 @@ def test_nothing_to_compare_is_refused(make, played, settings, tmp_path):
         make(source=tied)
     with pytest.raises(InvalidConfigError, match=r"no preference pair is left.*pair_margin=5"):
         make(source=played, args=settings(pair_margin=5))
-    with pytest.raises(InvalidConfigError, match="no preference pair is left: all 8 are longer than max_length=9"):
+    with pytest.raises(InvalidConfigError, match="all 8 are longer than 9 tokens"):
         make(source=played, args=settings(max_length=9))
     long = {name: [{"role": "assistant", "content": name * 64}] for name in ("chosen", "rejected")}
     write_jsonl([{"prompt": [{"role": "user", "content": "Go"}]} | long], tmp_path / "long.jsonl")
     for changes in ({}, {"max_length": 10_000}):  # the model's context is 256
-        with pytest.raises(InvalidConfigError, match=r"no preference pair .* all 1 are longer than max_length=256"):
+        with pytest.raises(InvalidConfigError, match=r"no preference pair .* all 1 are longer than 256 tokens"):
             make(source=str(tmp_path / "long.jsonl"), args=settings(**changes))
     rows = [{"chosen_reward": 0.0, "rejected_reward": 0.0, **row} for row in preference_pairs(to_groups(played))]
     equal = Dataset.from_list([row | {"chosen_reward": 0.0, "rejected_reward": 0.0} for row in rows])

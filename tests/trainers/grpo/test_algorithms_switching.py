@@ -333,7 +333,7 @@ def test_a_schedule_that_changes_its_mind_says_so(make):
     ("settings", "hooks", "match"),
     [
         ({"loss_type": "grpo", "epsilon": 0.1}, {"algorithm": GRPO}, "epsilon=0.1, loss_type='grpo'"),
-        ({"beta": 0.1}, {"algorithm": GRPO}, r"beta=0.1: .*kl_coef=0.04"),
+        ({"beta": 0.1}, {"algorithm": GRPO}, r"beta=0.1: "),
         ({}, {"algorithm": GRPO, "ref_model_fn": frozen_copy}, "nothing is measured against a reference"),
         ({}, {"algorithm": {1: "grpo"}}, "must hold from iteration 0"),
         ({}, {"algorithm": 7}, "algorithm=7 is not known; give an Algorithm or one of grpo"),
