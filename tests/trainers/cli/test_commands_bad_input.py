@@ -189,7 +189,7 @@ def test_nothing_to_go_on_from(place: Path, tmp_path: Path, refused: Refused) ->
     ):
         assert re.search(match, refused("sft", *adapted, *further))
     error = refused("sft", "--resume_from_checkpoint", run / "checkpoint-1", "--use_peft")
-    assert "has full weights: leave out --use_peft" in error
+    assert "has full weights: leave out --use-peft" in error
 
 
 def test_an_output_folder_that_is_taken(place: Path, refused: Refused) -> None:
