@@ -145,7 +145,7 @@ class Algorithm:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}.")
         for name in ("advantage_fn", "loss_fn", "kl_fn", "pair_selector", "pair_loss_fn"):
             if (value := getattr(self, name)) is not None and not callable(value):
-                raise ValueError(f"{name} is {value!r}; it must be a function of llm_envs.trainers.functional, or one like it.")
+                raise ValueError(f"{name} is {value!r}; it must be a function, such as cispo or k2.")
         if (self.pair_selector is None) != (self.pair_loss_fn is None):
             raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
         if self.loss_fn is None and self.pair_loss_fn is None:

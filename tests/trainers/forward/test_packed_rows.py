@@ -225,7 +225,7 @@ def test_the_guard_compares_packed_rows_even_if_the_first_batch_packs_none(tiny_
 def test_settings_that_cannot_be_together_are_refused():
     with pytest.raises(InvalidConfigError, match="share_prompts and packing"):
         EnvGRPOConfig(output_dir="x", packing=True, share_prompts=True, gradient_checkpointing=False, bf16=False)
-    with pytest.raises(InvalidConfigError, match="packing=True.* critic"):
+    with pytest.raises(InvalidConfigError, match=r"packing=True.* critic"):
         EnvPPOConfig(output_dir="x", packing=True, bf16=False)
 
 
