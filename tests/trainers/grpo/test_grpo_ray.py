@@ -38,8 +38,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """Two processors, and two GPUs that do not exist."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray compares
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
     yield cluster
