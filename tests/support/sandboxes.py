@@ -9,14 +9,16 @@ import pytest
 from llm_envs.errors import SandboxError
 from llm_envs.sandbox import MontySandbox, SandboxLimits, SubprocessSandbox
 
+DEFAULT = SandboxLimits()
 
-def make_monty(limits: SandboxLimits) -> MontySandbox:
+
+def make_monty(limits: SandboxLimits = DEFAULT) -> MontySandbox:
     """Make one of Monty's."""
     pytest.importorskip("pydantic_monty")
     return MontySandbox(n_workers=2, limits=limits)
 
 
-def make_namespaces(limits: SandboxLimits, **arguments: Any) -> SubprocessSandbox:
+def make_namespaces(limits: SandboxLimits = DEFAULT, **arguments: Any) -> SubprocessSandbox:
     """Make one of namespaces."""
     try:
         return SubprocessSandbox(limits=limits, **arguments)

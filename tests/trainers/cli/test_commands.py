@@ -279,7 +279,7 @@ def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
                 with pytest.raises(InvalidConfigError, match=r"run\.yaml cannot be read"):
                     sft_rl(words[3:])
             else:
-                assert len(parse(name, KINDS[name], words[3:])) == 3
+                assert len(parse(name, KINDS[name], words[3:])) >= 3  # the options of rooms come behind
 
 
 def test_every_training_is_installed_and_says_what_it_takes(capsys):
@@ -392,7 +392,7 @@ def test_an_algorithm_of_ones_own(tiny_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     command = ["grpo", "--env", "llm/Countdown-v0", "--model", tiny_folder, "--out", str(tmp_path / "out"), *SMALL]
     assert run([*command, "--dry-run", "--algorithm", "own_algorithm:MINE"]) == 0
-    assert "loss              mine, " in capsys.readouterr().out
+    assert "loss              mine: " in capsys.readouterr().out
     for given, said in (
         ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be an Algorithm"),
         ("own_algorithm:HERS", "module 'own_algorithm' has no attribute 'HERS'. Give module:NAME"),

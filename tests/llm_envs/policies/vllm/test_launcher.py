@@ -87,8 +87,9 @@ def test_one_that_takes_too_long_ends_the_start(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_they_end_with_the_process_that_started_them_however_that_ends(tmp_path):
     code = (
-        f"import sys, time; sys.path[:0] = [{os.path.dirname(__file__)!r}]\n"
+        f"import sys, time; sys.path[:0] = {sys.path!r}\n"
         "from pathlib import Path\n"
+        f"sys.path[:0] = [{os.path.dirname(__file__)!r}]\n"
         "from test_launcher import make_servers\n"
         f"group = make_servers(Path({str(tmp_path)!r})); group.start(120)\n"
         "print(group.urls[0], group.pids[0], flush=True); time.sleep(600)"

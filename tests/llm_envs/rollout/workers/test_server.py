@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import re
@@ -508,7 +509,14 @@ def test_a_run_without_servers_ends_and_goes_on_later(tmp_path: Path) -> None:
 def test_ctrl_c_does_not_wait_for_servers(tmp_path: Path) -> None:
     """Here they take connections and say nothing, which holds an attempt up for `CONNECT_S`, at each of them."""
     run, ports = left_without_servers(tmp_path / "run", 600.0, 2)
-    silent = [socket.create_server(("127.0.0.1", port)) for port in ports]
+    silent: list[socket.socket] = []
+
+    def take(port: int) -> bool:
+        with contextlib.suppress(OSError):  # for a moment, an outgoing connection may have this port
+            silent.append(socket.create_server(("127.0.0.1", port)))
+        return bool(silent) and silent[-1].getsockname()[1] == port
+
+    assert all(wait_until(lambda port=port: take(port)) for port in ports)
     assert select.select(silent, [], [], 120)[0]  # an attempt is under way, which would take five minutes
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=120)
