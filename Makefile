@@ -92,9 +92,11 @@ test: $(VENV)/.stamp
 
 # tests/support/wall.py names the rooms. PYTHONPATH puts the copy and its entry points before the installed ones.
 test-wall: $(VENV)/.stamp
+	$(BEGIN)
 	$(VENV)/bin/python tests/support/wall.py build/wall
-	cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest tests/llm_envs tests/tasks tests/trainers \
-		-m "not trainings and not levels and not pages$(if $(SMOKE), and smoke)" $(PARALLEL) $(PYTEST_ARGS)
+	ln -sfn .. build/wall/build
+	cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest $(call MARKED,not trainings and not levels and not pages) tests/llm_envs tests/tasks tests/trainers $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 test-pages: $(VENV)/.stamp
 	$(BEGIN)
