@@ -3,21 +3,22 @@
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make demo-real  the same with a pretrained model of 135 M parameters, in runs/demo-real
-#   make test       the core's tests, on the CPU, offline
-#   make test-wall  the core's tests in a copy of the checkout without the rooms outside it: what it must never import
-#   make test-pages the tests of the documents, the benchmarks, the simulation, the proofs and published data
+#   make test       the core's tests with the native tasks and the trainers, on the CPU, offline
+#   make test-wall  the same in a copy of the checkout without the rooms outside the core: what it must never import
 #   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
-#   make test-gpu   these and the tests of transformers on a card, which the torch in .venv must support; not part of `make check`
+#   make test-bridges    the bridges to other suites, with these suites, in .venv-suites and .venv-verifiers
+#   make test-agents     agents, and those of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
+#   make test-benchmarks the published benchmarks, some in .venv-suites: they need Java or a compiler
+#   make test-trust      certify, the audit and the alarm
+#   make test-scale      several machines: servers of environments, object storage, and Ray in .venv-agents
 #   make test-vllm  the tests that need vLLM, in an environment that has its CPU build, and again those that depend on
 #                   the version of transformers, which is older there
+#   make test-docs  the code, names and links of the documents, the benchmarks, the proofs and published data, and the
+#                   report's page in headless Chromium, which must be installed
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
-#   make test-browser    the report page in headless Chromium, which must be installed
-#   make test-agents the agents of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
-#   make test-suites the bridges and benchmarks that need Java, a compiler or packages that conflict, in an environment of their own
-#   make test-doors  the doors to suites that conflict with the rest, in three environments of their own
-#   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
+#   make test-gpu   the tests of trainings and of transformers on a card, which the torch in .venv must support; not part of `make check`
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
@@ -47,12 +48,9 @@ SHELL := bash
 
 VENV := .venv
 VENV_VLLM := .venv-vllm
-VENV_RAY := .venv-ray
 VENV_AGENTS := .venv-agents
 VENV_SUITES := .venv-suites
-VENV_DOORS := .venv-doors
 VENV_VERIFIERS := .venv-verifiers
-VENV_NEMO_GYM := .venv-nemo-gym
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -69,11 +67,14 @@ SMOKE_TASKS := llm/Countdown-v0 llm/GuessNumber-v0 llm/Calculator-v0 llm/Negotia
 # $(call FILES,mark|mark) names the files that have such a mark, so that no others are imported.
 REPORTS = build/targets/$@
 BEGIN = @rm -rf $(REPORTS) && mkdir -p $(REPORTS) && touch $(REPORTS)/started
+# The tests of a room (tests/support/wall.py), and what is true of those that need nothing but .venv and a moment.
+ROOM = $$($(VENV)/bin/python tests/support/wall.py tests $(1))
+PLAIN := not (trainings or levels or real or processes or examples or browser or pages or vllm or ray or agents or suites or doors)
 MARKED = -m "($(1))$(if $(SMOKE), and smoke)" --junitxml $(REPORTS)/$$$$.xml
 FILES = $$(grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests $(if $(SMOKE),| xargs grep -l 'mark\.smoke\b'))
 RECORD = $(if $(SMOKE)$(PYTEST_ARGS),,@$(VENV)/bin/python -m proof.targets write $@)
 
-.PHONY: help targets demo demo-real test test-wall test-pages test-trainings test-gpu test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
+.PHONY: help targets demo demo-real test test-wall test-trainings test-bridges test-agents test-benchmarks test-trust test-scale test-vllm test-docs test-processes test-examples test-real-model test-gpu check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -86,26 +87,30 @@ demo-real: real-model
 
 test: $(VENV)/.stamp
 	$(BEGIN)
-	$(VENV)/bin/python -m pytest $(call MARKED,not trainings and not levels and not real and not processes and not examples and not browser and not pages) \
-		$(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,core) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
+	@echo "Not run here, each by the target of its name (make help): test-trainings, -bridges, -agents, -benchmarks, -trust, -scale, -vllm, -docs, -processes, -examples, -real-model, check-tasks."
 
-# tests/support/wall.py names the rooms. PYTHONPATH puts the copy and its entry points before the installed ones.
+# The core's tests in a copy without the rooms outside the core. PYTHONPATH puts the copy and its entry points before the installed ones.
 test-wall: $(VENV)/.stamp
 	$(BEGIN)
-	$(VENV)/bin/python tests/support/wall.py build/wall
+	$(VENV)/bin/python tests/support/wall.py copy build/wall
 	ln -sfn .. build/wall/build
-	cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest $(call MARKED,not trainings and not levels and not pages) tests/llm_envs tests/tasks tests/trainers $(PARALLEL) $(PYTEST_ARGS)
+	tests=$$(grep /.*/ <<< "$(call ROOM,core)"); cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $$tests $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-test-pages: $(VENV)/.stamp
+# The documents: their code, their names and links, benchmarks, proofs and published data. Then the report's page in a browser:
+# Debian's package of Chromium is enough; without a browser this fails and says so.
+test-docs: $(VENV)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m pytest $(call MARKED,pages and not trainings and not examples and not vllm and not suites) $(call FILES,pages) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest $(call MARKED,browser) $(call FILES,browser) $(PYTEST_ARGS)
 	$(RECORD)
 
 test-trainings: $(VENV)/.stamp
 	$(BEGIN)
-	$(VENV)/bin/python -m pytest $(call MARKED,trainings and not vllm) $(call FILES,trainings) $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,trainings and not vllm) \
+		$$(printf '%s\n' $(call FILES,trainings) | grep -vxF "$(call ROOM,trust)") $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
 # Without LLM_ENVS_TEST_DEVICE=cuda, the tests of every target run on the CPU, whatever cards there are (tests/conftest.py).
@@ -132,40 +137,41 @@ test-examples: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest $(call MARKED,examples) $(call FILES,examples) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-# Debian's package of Chromium is enough; without a browser this fails and says so.
-test-browser: $(VENV)/.stamp
+# Bridges to other suites: each file of tests in the environment that has its suite.
+VERIFIERS_TESTS := $(addprefix tests/llm_envs/bridges/test_,verifiers_taskset.py verifiers_env.py nemo_gym.py)
+test-bridges: $(VENV)/.stamp $(VENV_SUITES)/.stamp $(VENV_VERIFIERS)/.stamp
 	$(BEGIN)
-	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest $(call MARKED,browser) $(call FILES,browser) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,bridges) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_DOORS=1 LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,doors or suites) $(call ROOM,bridges) \
+		$(addprefix --ignore ,$(VERIFIERS_TESTS)) $(PARALLEL) $(PYTEST_ARGS)
+	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest $(call MARKED,doors) $(VERIFIERS_TESTS) $(PYTEST_ARGS)
 	$(RECORD)
 
 # Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.
 test-agents: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,agents) $(PARALLEL) $(PYTEST_ARGS)
 	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,agents) $(call FILES,agents) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-# Without Java, its tests are skipped, unless LLM_ENVS_REQUIRE_JAVA is set.
-test-suites: $(VENV_SUITES)/.stamp
+# Published benchmarks. Without Java, its tests are skipped, unless LLM_ENVS_REQUIRE_JAVA is set.
+test-benchmarks: $(VENV)/.stamp $(VENV_SUITES)/.stamp
 	$(BEGIN)
-	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,suites) $(call FILES,suites) $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,benchmarks) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,suites) $(call ROOM,benchmarks) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-# Each file of tests in the environment that has its suite.
-test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp
+# What a run or a task may be trusted for: certify, the audit, the alarm.
+test-trust: $(VENV)/.stamp
 	$(BEGIN)
-	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_DOORS)/bin/python -m pytest $(call MARKED,doors) tests/llm_envs/bridges --ignore tests/llm_envs/bridges/test_verifiers_taskset.py \
-		--ignore tests/llm_envs/bridges/test_verifiers_env.py --ignore tests/llm_envs/bridges/test_nemo_gym.py $(PARALLEL) $(PYTEST_ARGS)
-	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest $(call MARKED,doors) \
-		tests/llm_envs/bridges/test_verifiers_taskset.py tests/llm_envs/bridges/test_verifiers_env.py $(PYTEST_ARGS)
-	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest $(call MARKED,doors) tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN) or trainings) $(call ROOM,trust) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-# The second command sees the packages of vLLM too.
-test-ray: $(VENV)/.stamp $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
+# Several machines: servers of environments, object storage, and clusters of Ray, whose processes see the packages of vLLM too.
+test-scale: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 	$(BEGIN)
-	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/llm_envs/rollout/test_ray_collector.py $(PYTEST_ARGS)
-	PYTHONPATH=$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 \
-		$(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/trainers/grpo/test_grpo_ray.py $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,scale) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,ray) $(call ROOM,scale) $(PYTEST_ARGS)
 	$(RECORD)
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
@@ -210,7 +216,7 @@ lint: $(VENV)/.stamp
 	$(VENV)/bin/python docs/english.py --check
 	$(VENV)/bin/python tests/mirror.py
 
-check: lint docs test test-wall test-pages test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks targets
+check: lint docs test test-wall test-trainings test-bridges test-agents test-benchmarks test-trust test-scale test-vllm test-docs test-processes test-examples test-real-model check-tasks targets
 
 targets: $(VENV)/.stamp
 	@$(VENV)/bin/python -m proof.targets
@@ -222,7 +228,7 @@ proof: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python \
 		--agents-python $(VENV_AGENTS)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
 
-chaos: $(VENV)/.stamp $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
+chaos: $(VENV)/.stamp $(VENV_AGENTS)/.stamp $(VENV_VLLM)/.stamp
 	$(VENV)/bin/python -m proof.chaos $(CHAOS_ARGS)
 
 baselines: real-model
@@ -232,7 +238,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_DOORS) $(VENV_VERIFIERS) $(VENV_NEMO_GYM) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_VERIFIERS) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -252,13 +258,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
 	$(VENV_VLLM)/bin/pip install -q --no-compile --no-deps -r constraints-vllm.txt
-	$(VENV_VLLM)/bin/pip install -q --no-compile --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
-	@touch $@
-
-$(VENV_RAY)/.stamp: pyproject.toml constraints.txt
-	$(call CREATE,$(VENV_RAY))
-	$(VENV_RAY)/bin/pip install -q --no-compile setuptools -c constraints.txt
-	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 httpx2 pytest pytest-xdist hypothesis -c constraints.txt
+	$(VENV_VLLM)/bin/pip install -q --no-compile --no-build-isolation -e '.[train,tools,bridges]' matplotlib pytest pytest-xdist hypothesis -c constraints-vllm.txt
 	@touch $@
 
 # It adds to the environment of vLLM, whose packages it sees too: so it is small, and has both in one interpreter.
@@ -272,7 +272,7 @@ $(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json 
 
 # These add to the environment of the tests, whose packages they see too. Their own come first, where a version differs.
 # The planner of ALFWorld is compiled, with cmake, a C++ compiler and a program named `python`.
-$(VENV_SUITES)/.stamp $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp: .venv-%/.stamp: constraints-%.txt $(VENV)/.stamp
+$(VENV_SUITES)/.stamp $(VENV_VERIFIERS)/.stamp: .venv-%/.stamp: constraints-%.txt $(VENV)/.stamp
 	$(call CREATE,$(@D))
 	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth

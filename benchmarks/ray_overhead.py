@@ -2,7 +2,7 @@
 
     python benchmarks/ray_overhead.py [--check] [--out FILE] [--rounds N]
 
-Needs Ray (`make test-ray` makes an environment with it). "tools": a scripted policy calls a tool of 50 ms three times,
+Needs Ray (`make test-scale` installs it). "tools": a scripted policy calls a tool of 50 ms three times,
 64 episodes at once, in one actor and without Ray. "processor": environments that compute for 20 ms in each of three
 steps, in one actor and in two. The sides take turns; ratios are of one round, and the figure is their median.
 """

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "bridges.md"
 RESULTS = ROOT / "proof" / "results" / "bridges"
 SUITES = {
-    "reasoning_gym": ("reasoning-gym", "`llm-envs[reasoning-gym]`"),
-    "textarena": ("TextArena", "`llm-envs[textarena]`"),
+    "reasoning_gym": ("reasoning-gym", "`llm-envs[suites]`"),
+    "textarena": ("TextArena", "`llm-envs[suites]`"),
     "gymnasium": ("Gymnasium: toy text, classic control", "none"),
 }
 """Namespace -> the suite, and its extra."""

@@ -4,7 +4,7 @@
     python -m proof.bridges reasoning-gym   which scorers give full credit to garbage
     python -m proof.bridges textarena       which games play without a network
 
-Each needs its suite (`make test-suites` has both), and writes `proof/results/bridges/SUITE.json`.
+Each needs its suite (`make test-bridges` has both), and writes `proof/results/bridges/SUITE.json`.
 """
 
 from __future__ import annotations

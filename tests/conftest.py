@@ -66,6 +66,13 @@ LONGEST_FIRST = [
     "test_server_failures.py",
 ]
 """Files that take ten seconds and more; only the time of the whole run depends on this list."""
+NEEDS = (
+    ("vllm", "vllm", "vllm"),
+    ("ray", "ray", "scale"),
+    ("agents", "langchain", "agents"),
+    ("suites", "scienceworld", "benchmarks"),
+)
+"""A mark, the module that its tests need, and the target that has it."""
 DEVICES = {
     # Hidden, not refused: a library that finds a card uses it, however it is told not to.
     "cpu": {"CUDA_VISIBLE_DEVICES": ""},
@@ -168,12 +175,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest; skip what needs a package that is not installed, unless the run promised it."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    for mark, module in (("vllm", "vllm"), ("ray", "ray"), ("agents", "langchain"), ("suites", "scienceworld")):
+    for mark, module, target in NEEDS:
         if importlib.util.find_spec(module) is not None:
             continue
         if os.environ.get(f"LLM_ENVS_REQUIRE_{mark.upper()}"):
             raise pytest.UsageError(f"LLM_ENVS_REQUIRE_{mark.upper()} is set, but {module} is not installed here")
-        skip = pytest.mark.skip(reason=f"{module} is not installed here; `make test-{mark}` runs this")
+        skip = pytest.mark.skip(reason=f"{module} is not installed here; `make test-{target}` runs this")
         for item in items:
             if item.get_closest_marker(mark) is not None:  # the keywords have the names of folders too
                 item.add_marker(skip)

@@ -29,13 +29,15 @@ WITHOUT_A_SOURCE = {
 """Tests of no single source, by folder or file, and what they are about."""
 
 
-def is_mirrored(test: Path) -> bool:
-    """Return whether a source in the mirrored folder has the name with which the test's name begins."""
-    folder = test.parent.relative_to(ROOT / "tests")
+def source_of(test: Path) -> Path | None:
+    """Return the module or folder that a test file tests, by its name; None: there is none in the mirrored folder."""
+    folder = ROOT / test.parent.relative_to(ROOT / "tests")
     name = test.stem.removeprefix("test_")
-    entries = (ROOT / folder).iterdir() if (ROOT / folder).is_dir() else ()
-    sources = {path.stem for path in entries if path.suffix == ".py" or path.is_dir()}
-    return any(name == source or name.startswith(f"{source}_") for source in sources | {folder.name} if source)
+    entries = folder.iterdir() if folder.is_dir() else ()
+    sources = {path.stem: path for path in entries if path.suffix == ".py" or path.is_dir()}
+    sources |= {folder.name: folder} if folder != ROOT else {}
+    fitting = [source for source in sources if source and (name == source or name.startswith(f"{source}_"))]
+    return sources[max(fitting, key=len)] if fitting else None
 
 
 def main() -> int:
@@ -47,7 +49,7 @@ def main() -> int:
         name = str(test.relative_to(ROOT))
         reasons = [key for key in WITHOUT_A_SOURCE if name.startswith(key)]
         used.update(reasons)
-        if not reasons and not is_mirrored(test):
+        if not reasons and source_of(test) is None:
             wrong.append(f"{name}: no source of this name in {test.parent.relative_to(ROOT / 'tests')}/")
     wrong += [f"{key}: no such test; leave it out of WITHOUT_A_SOURCE" for key in WITHOUT_A_SOURCE if key not in used]
     print("\n".join(wrong) or "every test has its source.")

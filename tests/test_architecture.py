@@ -367,6 +367,7 @@ def without(request: pytest.FixtureRequest, checkout: Path, tmp_path: Path) -> I
         elsewhere.rename(path)
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("without", OUTSIDE, indirect=True)
 def test_the_core_works_without(without: Path, tmp_path: Path) -> None:
     """Where the files of one outside room are missing, each module of the core is imported, and commands run."""

@@ -24,7 +24,7 @@ from llm_envs.rollout.workers.runner import EnvMaker
 from llm_envs.sources.source import EpisodeSpec, SeedSource
 from llm_envs.types import Message, RolloutError, SamplingParams, ToolResult
 
-with extra_needed("the bridge to Inspect needs `inspect-ai`: pip install 'llm-envs[inspect]'."):
+with extra_needed("the bridge to Inspect needs `inspect-ai`: pip install 'llm-envs[evals]'."):
     import anyio.to_thread
     from inspect_ai import Task, task
     from inspect_ai.dataset import MemoryDataset, Sample

@@ -21,7 +21,7 @@ from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.types import Sampled, SamplingParams
 
-with extra_needed("lm-evaluation-harness needs `lm-eval`: pip install 'llm-envs[lm-eval]'."):
+with extra_needed("lm-evaluation-harness needs `lm-eval`: pip install 'llm-envs[evals]'."):
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.models.huggingface import HFLM

@@ -100,7 +100,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             )
         if importlib.util.find_spec("reasoning_gym") is None:
             raise MissingExtraError(
-                f"reasoning_gym/{dataset}-v0 needs `reasoning-gym`: pip install 'llm-envs[reasoning-gym]'."
+                f"reasoning_gym/{dataset}-v0 needs `reasoning-gym`: pip install 'llm-envs[suites]'."
             )
         self.dataset, self.config = dataset, dict(config or {})
 

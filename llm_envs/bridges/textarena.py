@@ -355,7 +355,7 @@ def _import_registry(game: str) -> Any:
         importlib.import_module("textarena.envs")
         return importlib.import_module("textarena.envs.registration")
     except ImportError as error:
-        raise MissingExtraError(f"{game} needs `textarena`: pip install 'llm-envs[textarena]' ({error}).") from error
+        raise MissingExtraError(f"{game} needs `textarena`: pip install 'llm-envs[suites]' ({error}).") from error
 
 
 def _number(reward: Any) -> float:

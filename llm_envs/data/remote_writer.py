@@ -96,7 +96,7 @@ class RemoteWriter:
         if max_log_bytes < 1 or not 0 < upload_every_s < float("inf"):
             raise InvalidConfigError(f"{max_log_bytes=}, {upload_every_s=}: they must be at least 1 and above 0.")
         if not can_compact():
-            raise MissingExtraError(f"{path}: a run on object storage needs pyarrow: pip install 'llm-envs[storage]'.")
+            raise MissingExtraError(f"{path}: a run on object storage needs pyarrow: pip install 'llm-envs[cluster]'.")
         self.path, self.settings = as_path(path), json_settings(settings or {})
         self.max_log_bytes, self.upload_every_s = max_log_bytes, upload_every_s
         self.removed: str | None = None

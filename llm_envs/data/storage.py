@@ -32,7 +32,7 @@ def as_path(where: str | Path) -> Path:
     """
     if not isinstance(where, str) or not _PROTOCOL.match(where):
         return Path(where) if isinstance(where, str) else where
-    with extra_needed(f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[storage]'."):
+    with extra_needed(f"{where}: object storage needs universal_pathlib: pip install 'llm-envs[cluster]'."):
         from upath import UPath
     if re.match(r"[^/]+://[^/@]*:[^/]*@", where):
         raise StoreError(

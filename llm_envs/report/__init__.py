@@ -1,4 +1,4 @@
-"""Reports of runs for people, and plots, which need the extra `report` when they are used."""
+"""Reports of runs for people, and plots, which need the extra `logging` when they are used."""
 
 from llm_envs.report.hub import push_to_hub, write_hub_folder
 from llm_envs.report.plots import plot_training_curves

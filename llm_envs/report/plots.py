@@ -75,7 +75,7 @@ def running_mean(values: Sequence[float], smoothing: float) -> list[float]:
 
 def _matplotlib() -> tuple[Any, Any]:
     """Import the figure and the Agg canvas, without a window system and without pyplot's global state."""
-    with extra_needed("Plots need matplotlib: pip install 'llm-envs[report]'."):
+    with extra_needed("Plots need matplotlib: pip install 'llm-envs[logging]'."):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     return Figure, FigureCanvasAgg

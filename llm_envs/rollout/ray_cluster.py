@@ -29,7 +29,7 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        with extra_needed("RayCollector needs Ray; install it with: pip install 'llm-envs[ray]'"):
+        with extra_needed("RayCollector needs Ray; install it with: pip install 'llm-envs[cluster]'"):
             import ray
         self.ray: Any = ray
         self.can_grow = True

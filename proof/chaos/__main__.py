@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first round; the others count on from it")
     parser.add_argument("--rounds", type=int, default=10, help="rounds of each scenario")
     parser.add_argument("--scenarios", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
-    parser.add_argument("--ray-python", default=".venv-ray/bin/python", help="interpreter that has Ray")
+    parser.add_argument("--ray-python", default=".venv-agents/bin/python", help="interpreter that has Ray")
     parser.add_argument("--vllm-python", default=".venv-vllm/bin/python", help="interpreter that has vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to which rounds are added")
     parser.add_argument("--keep", type=Path, help="keep the folders of rounds with a problem here")

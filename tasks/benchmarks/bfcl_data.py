@@ -103,7 +103,7 @@ def package_folder() -> Path:
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("mpmath") is None:
         raise MissingExtraError(
-            "llm/BFCL-v0 needs mpmath and bfcl-eval: pip install 'llm-envs[bfcl]', then pip install --no-deps "
+            "llm/BFCL-v0 needs mpmath and bfcl-eval: pip install 'llm-envs[benchmarks]', then pip install --no-deps "
             "bfcl-eval (its requirements pin old versions, and are not needed)."
         )
     return Path(spec.submodule_search_locations[0])

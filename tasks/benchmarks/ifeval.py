@@ -114,7 +114,7 @@ class IFEvalEnv(SingleTurnEnv):
         super().__init__(split, difficulty, render_mode)
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
         if missing:
-            raise MissingExtraError(f"llm/IFEval-v0 needs {', '.join(missing)}: pip install 'llm-envs[ifeval]'.")
+            raise MissingExtraError(f"llm/IFEval-v0 needs {', '.join(missing)}: pip install 'llm-envs[benchmarks]'.")
         self.loose = loose
         given = data if split == "test" else train_data
         self._rows = None if given is None else _load(given)

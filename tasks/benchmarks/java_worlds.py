@@ -47,7 +47,6 @@ class Simulator(NamedTuple):
     """File in the module's folder."""
     interface: str
     """Class of a world."""
-    extra: str
     env_id: str
 
 
@@ -151,7 +150,7 @@ class JavaPool:
         missing = [name for name in (simulator.package, "py4j") if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingExtraError(
-                f"{simulator.env_id} needs {' and '.join(missing)}: pip install 'llm-envs[{simulator.extra}]'."
+                f"{simulator.env_id} needs {' and '.join(missing)}: pip install 'llm-envs[suites]'."
             )
         if shutil.which("java") is None:
             raise MissingExtraError(

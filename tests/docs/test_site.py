@@ -25,7 +25,7 @@ def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+    pytest.importorskip("mkdocs", reason="the site needs the extra `dev`")
     folder = tmp_path_factory.mktemp("site")
     done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_the_reference_is_made_from_docstrings(site: Path) -> None:
 
 def build_page(project: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     """Build a site of one page with our settings."""
-    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+    pytest.importorskip("mkdocs", reason="the site needs the extra `dev`")
     (project / "docs" / "css").mkdir(parents=True)
     for name in ("docs/site_hooks.py", "docs/css/site.css"):
         shutil.copy(ROOT / name, project / name)

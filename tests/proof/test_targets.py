@@ -59,26 +59,77 @@ def test_a_target_that_failed_is_not_recorded(targets, tmp_path, kind):
 
 
 def test_sources_that_are_not_committed_count(targets, checkout):
-    before = targets.fingerprint(checkout)
+    before = targets.fingerprints("test", checkout)
     (checkout / "README.md").write_text("no source")
-    assert targets.fingerprint(checkout) == before
-    (checkout / "tests" / "test_b.py").write_text("")
-    added = targets.fingerprint(checkout)
-    (checkout / "tests" / "test_b.py").unlink()
-    assert targets.fingerprint(checkout) == before != added
+    assert targets.fingerprints("test", checkout) == before
+    (checkout / "tests" / "support.py").write_text("")
+    added = targets.fingerprints("test", checkout)
+    (checkout / "tests" / "support.py").unlink()
+    assert targets.fingerprints("test", checkout) == before != added
     (checkout / "tests" / "test_a.py").write_text("2")
-    assert targets.fingerprint(checkout) not in (before, added)
+    assert targets.fingerprints("test", checkout)["own"] == before["own"]  # of no room's tests
+    assert targets.fingerprints("test-vllm", checkout) != targets.fingerprints("test", checkout)
+
+
+CHANGES = [
+    ("llm_envs/rollout/collector.py", {"core"}, {"core"}, {"core"}),
+    ("tasks/catalogue.yaml", {"core"}, {"core"}, {"core"}),
+    ("llm_envs/bridges/mcp.py", set(), {"own"}, {"own"}),
+    ("llm_envs/agents/server.py", set(), set(), {"own"}),
+    ("tests/llm_envs/bridges/test_mcp_server.py", set(), {"own"}, {"own"}),
+    ("tests/llm_envs/rollout/test_tree.py", {"own"}, set(), {"own"}),
+    ("tests/support/wall.py", {"own"}, {"own"}, {"own"}),
+    ("constraints.txt", {"own"}, {"own"}, {"own"}),
+    ("constraints-suites.txt", set(), {"own"}, set()),
+    ("docs/index.md", set(), set(), set()),
+]
+
+
+@pytest.mark.parametrize(("path", "core", "bridges", "vllm"), CHANGES, ids=[path for path, *_ in CHANGES])
+def test_a_change_ends_the_entries_of_the_targets_that_it_touches(targets, checkout, path, core, bridges, vllm):
+    (checkout / "Makefile").write_text("test-bridges: $(VENV_SUITES)/.stamp\ntest-vllm: $(VENV_VLLM)/.stamp\n")
+    names = ("test", "test-bridges", "test-vllm")
+    before = {name: targets.fingerprints(name, checkout) for name in names}
+    (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+    (checkout / path).write_text("changed")
+    after = {name: targets.fingerprints(name, checkout) for name in names}
+    changed = [{which for which in ("core", "own") if before[name][which] != after[name][which]} for name in names]
+    assert changed == [core, bridges, vllm]
+
+
+def test_what_changed_itself_runs_before_what_is_oldest_if_there_is_time(targets, checkout):
+    def entry(name, date, seconds, **other):
+        return {"sources": targets.fingerprints(name, checkout) | other, "date": date, "seconds": seconds}
+
+    record = {
+        "test-vllm": entry("test-vllm", "2026-01-01", 10),
+        "test-trust": entry("test-trust", "2026-01-02", 100, core="former"),
+        "test-scale": entry("test-scale", "2026-01-03", 100, core="former"),
+        "test-bridges": entry("test-bridges", "2026-01-04", 1000, own="former"),
+    }
+    assert targets.next_target(record, 1300, checkout) == "test-bridges"
+    assert targets.next_target(record, 1299, checkout) == "test-trust"
+    assert targets.next_target(record, 100, checkout) is None
+    assert targets.next_target({"test-vllm": record["test-vllm"]}, 1300, checkout) is None
 
 
 def test_how_old_an_entry_is(targets, checkout):
-    entry = {"sources": targets.fingerprint(checkout), "commit": git(checkout, "rev-parse", "--short=12", "HEAD") + "+"}
+    sources = targets.fingerprints("test", checkout)
+    entry = {"sources": sources, "commit": git(checkout, "rev-parse", "--short=12", "HEAD") + "+"}
     for n in range(2):
         (checkout / f"{n}.md").write_text("no source")
         commit(checkout)
-    assert targets.age(entry, targets.fingerprint(checkout), checkout) == "the same sources and tests"
-    assert targets.age(entry, "other", checkout) == "2 commits old"
+    assert targets.age(entry, targets.fingerprints("test", checkout), checkout) == "the same sources and tests"
+    assert targets.age(entry, sources | {"own": "other"}, checkout) == "2 commits old"
     for unknown in (None, "0123456789ab"):
-        assert "not in this history" in targets.age(entry | {"commit": unknown}, "other", checkout)
+        assert "not in this history" in targets.age(entry | {"commit": unknown}, {}, checkout)
+
+
+def test_each_test_file_is_of_the_core_or_of_one_target(targets):
+    named = [name for target in ("core", *targets.wall.TARGETS) for name in targets.wall.tests_of(target)]
+    assert len(named) == len(set(named))
+    elsewhere = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")} - set(named)
+    assert {name.split("/")[1] for name in elsewhere} == {"browser", "docs", "examples", "processes", "proof", "real"}
 
 
 TARGETS = re.findall(r"^(test[\w-]*|check-tasks):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)

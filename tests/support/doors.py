@@ -1,4 +1,4 @@
-"""Packages of other suites, each in an environment that only `make test-doors` installs."""
+"""Packages of other suites, which only `make test-bridges` installs."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def require(module: str) -> pytest.MarkDecorator:
     parent = module.split(".")[0]
     is_missing = importlib.util.find_spec(parent) is None or importlib.util.find_spec(module) is None
     is_required = os.environ.get("LLM_ENVS_REQUIRE_DOORS") == "1"
-    return pytest.mark.skipif(is_missing and not is_required, reason=f"{module} is not installed (make test-doors)")
+    return pytest.mark.skipif(is_missing and not is_required, reason=f"{module} is not installed (make test-bridges)")

@@ -1,9 +1,9 @@
-"""The rooms outside the core, which the core never imports, and copies of the checkout without them.
+"""The rooms outside the core, which the core never imports, the tests of each, and a checkout without them.
 
-    python tests/support/wall.py FOLDER
+    python tests/support/wall.py tests NAME     print the test files of the core, or of the rooms that a target tests
+    python tests/support/wall.py copy FOLDER    write a copy of the checkout without these rooms and their tests
 
-writes a copy of the checkout without any of them and without their tests: those whose source in the mirrored folder is
-gone. `make test-wall` runs the tests that are left.
+A test is of the room that its source in the mirrored folder is in. `make test-wall` runs the core's tests in the copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from mirror import source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"llm_envs": "llm_envs", "tasks": "llm_envs.tasks", "trainers": "llm_envs.trainers"}
@@ -33,14 +37,23 @@ OUTSIDE: dict[str, tuple[str, ...]] = {
     "storage": ("llm_envs.data.remote_writer",),
 }
 """Room: its packages and modules."""
-TESTS_ELSEWHERE = (
-    "tests/llm_envs/checker/test_check_suites.py",
-    "tests/llm_envs/evaluation/test_standard.py",
-    "tests/llm_envs/sources/test_mixture_text.py",
-    "tests/trainers/cli/test_commands_agents.py",
-    "tests/trainers/grpo/test_grpo_agents.py",
-    "tests/trainers/grpo/test_grpo_ray.py",
-)
+TARGETS = {
+    "bridges": ("bridges",),
+    "agents": ("agents",),
+    "benchmarks": ("benchmarks",),
+    "trust": ("certify", "audit", "alarm"),
+    "scale": ("ray", "storage", "servers"),
+}
+"""NAME of `make test-NAME`: its rooms. "servers" has tests only: the servers of environments are in the core."""
+TESTS_ELSEWHERE = {
+    "tests/llm_envs/checker/test_check_suites.py": "benchmarks",
+    "tests/llm_envs/evaluation/test_standard.py": "benchmarks",
+    "tests/llm_envs/rollout/workers/test_server.py": "servers",
+    "tests/llm_envs/sources/test_mixture_text.py": "benchmarks",
+    "tests/trainers/cli/test_commands_agents.py": "agents",
+    "tests/trainers/grpo/test_grpo_agents.py": "agents",
+    "tests/trainers/grpo/test_grpo_ray.py": "ray",
+}
 """Tests of a room together with a part of the core, in that part's folder."""
 
 
@@ -84,7 +97,29 @@ def write_metadata(folder: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines))
 
 
-def main(folder: Path) -> None:
+def room_of_test(test: Path) -> str | None:
+    """Return the room outside the core that a test file is of; None: the core's, or of no source."""
+    if room := TESTS_ELSEWHERE.get(str(test.relative_to(ROOT))):
+        return room
+    source = source_of(test)
+    if source is None or source.relative_to(ROOT).parts[0] not in FOLDERS:
+        return None
+    return outside_room(module_name(source))
+
+
+@cache
+def tests_of(name: str) -> tuple[str, ...]:
+    """Return the test files of "core", or of the rooms of a target: their paths from the top of the repository."""
+    if name != "core" and name not in TARGETS:
+        raise ValueError(f"{name!r} is no target of rooms; there are core, {', '.join(TARGETS)}")
+    rooms = TARGETS.get(name, (None,))
+    folders = [ROOT / "tests" / folder for folder in FOLDERS]
+    files = [path for folder in folders for path in folder.rglob("test_*.py")]
+    files += (ROOT / "tests").glob("test_*.py") if name == "core" else []
+    return tuple(sorted(str(path.relative_to(ROOT)) for path in files if room_of_test(path) in rooms))
+
+
+def copy(folder: Path) -> None:
     """Write the copy without rooms and tests."""
     shutil.rmtree(folder, ignore_errors=True)
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -95,13 +130,15 @@ def main(folder: Path) -> None:
     for path in (path for room in OUTSIDE for path in paths_of(room, folder)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     write_metadata(folder)
-    mirror = subprocess.run(
-        [sys.executable, folder / "tests" / "mirror.py"], capture_output=True, text=True, check=False
-    )
-    gone = [line.partition(":")[0] for line in mirror.stdout.splitlines() if ": no source of this name" in line]
-    for name in (*gone, *TESTS_ELSEWHERE):
+    for name in (name for target in TARGETS for name in tests_of(target)):
         (folder / name).unlink()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    match sys.argv[1:]:
+        case ["tests", name]:
+            print("\n".join(tests_of(name)))
+        case ["copy", name]:
+            copy(Path(name).resolve())
+        case _:
+            sys.exit(__doc__)

@@ -96,6 +96,7 @@ def paid(name, action, **kwargs):
 # Data.
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", SPLITS)
 def test_splits_are_those_of_the_benchmark(name):
     for split in ("train", "test"):
@@ -214,6 +215,7 @@ def test_the_json_layout_of_hotpot_qa():
     assert make("HotpotQA", [row]).unwrapped.problem_at(0)["passages"] == [["Ulm", "Ulm is on it. It is old."]]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -270,6 +272,7 @@ def test_tasks_that_need_data_are_no_part_of_the_suite():
 # Forms of answers.
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "reply", "expected"),
     [
@@ -369,6 +372,7 @@ def test_hotpot_qa_with_a_search():
 RIGHT = "def half(x):\n    return x // 2"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["HumanEval", "MBPP"])
 @pytest.mark.parametrize(
     ("reply", "expected"),

@@ -300,6 +300,7 @@ def test_every_mistake_is_one(level):
         assert env.step(f"<answer>{place + 1}: {lines[place].strip()}</answer>")[1] == 0
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("level", ["easy", "expert"])
 def test_a_table_of_mistakes_made_in_train_does_not_repair_those_of_test(level):
     """A player that knows how each wrong line, names aside, was repaired most often in train, and reads no purpose."""
@@ -337,6 +338,7 @@ def test_a_player_that_compares_numbers_and_signs_mends_what_is_written_as_it_is
         assert (good in compared_repairs(describe_program(described), bad).values()) == (right is described)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_comparing_a_description_with_its_function_repairs_nothing(level):
     env = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped
@@ -587,6 +589,7 @@ def test_nearly_right_queries():
     } <= set(counts)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_a_nearly_right_query_is_wrong(level):
     """A condition, the order or the order of equal rows left out, ">" for ">=", another limit, aggregate, ..."""

@@ -76,6 +76,7 @@ def test_the_form_of_an_action_is_told() -> None:
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("env_id", GYMNASIUM)
 def test_an_episode_in_words_is_the_episode_in_numbers(env_id: str) -> None:
     env, inner = gym.make(f"gymnasium/{env_id}", max_turns=30), gym.make(env_id)

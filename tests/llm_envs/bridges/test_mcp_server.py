@@ -37,6 +37,7 @@ async def said(client: Any, name: str, **arguments: Any) -> tuple[str, bool]:
     return result.content[0].text, bool(result.is_error)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "env_id", ["llm/Calculator-v0", "llm/SQLExplorer-v0", "llm/GuessNumber-v0", "llm/Arithmetic-v0"]
 )
@@ -107,6 +108,7 @@ def test_the_tools_are_those_of_the_episode() -> None:
     assert seen[0] != seen[1]
 
 
+@pytest.mark.smoke
 def test_our_own_client_plays_it() -> None:
     arguments = ["-m", "llm_envs.cli", "mcp", "llm/Calculator-v0"]
     with mcp_tools(sys.executable, arguments, timeout_s=20.0) as tools:

@@ -90,6 +90,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
     assert "hunter2" not in str(refusal.value)
 
 
+@pytest.mark.smoke
 def test_a_run_there_has_the_content_of_a_run_here(address: str, spool: Path, tmp_path: Path) -> None:
     for out in (address, tmp_path / "here"):
         collect(out, codec=ByteCodec())
@@ -277,6 +278,7 @@ def test_a_new_run_does_not_take_what_an_earlier_one_left(tmp_path: Path, spool:
     assert [t.member for t in read_trajectories(address)] == [0, 1, 2]
 
 
+@pytest.mark.smoke
 def test_a_second_writer_of_this_machine_is_refused(address: str) -> None:
     with RemoteWriter(address), pytest.raises(StoreError, match="another writer of this process"):
         RemoteWriter(address, resume=True)
@@ -509,7 +511,7 @@ def test_without_universal_pathlib_the_extra_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code), "memory://run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "MissingExtraError: memory://run: object storage needs universal_pathlib" in done.stderr
-    assert "pip install 'llm-envs[storage]'" in done.stderr
+    assert "pip install 'llm-envs[cluster]'" in done.stderr
 
 
 def test_a_report_of_a_run_there_is_that_of_a_run_here(address: str, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_a_sample_has_one_scored_episode_of_each_group():
     assert len(sample_episodes(episodes, 2, seed=0)) == 2
 
 
+@pytest.mark.smoke
 def test_an_observation_by_hand():
     trajectory = make_trajectory(1.0, "The answer is 7.", member=2)
     assert observe(trajectory, 1.5, 0.25, (-1.0, 2.0)) == Observation("g/2", "x/Y-v0/1", 2.5 / 3 - 0.25, 16, "7")
@@ -88,6 +89,7 @@ def test_the_gap_is_watched_from_the_first_step_and_its_episodes_are_named():
     assert watch(state, [seen(number, gap=1.0) for number in range(20)], 8)[2] == []  # each is raised once
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("watched", "change"),
     [

@@ -44,5 +44,5 @@ def test_importing_the_reports_loads_no_plotting(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(MissingExtraError, match=r"llm-envs\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[logging\]"):
         plot_training_curves(RECORDS, tmp_path / "c.png")

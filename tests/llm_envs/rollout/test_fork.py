@@ -44,6 +44,7 @@ def played(policy: Any, env: Any = MAZE, n: int = 2, **settings: Any) -> list[Tr
         return [episode for group in collector.collect(n) for episode in group]
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("policy", [OraclePolicy, RandomPolicy])
 @pytest.mark.parametrize(("task", "level"), LEVELS)
 def test_every_turn_of_every_task_is_reached_again(task: str, level: str, policy: type) -> None:

@@ -61,6 +61,7 @@ def test_an_oracle_wins_and_leaves_rows_to_train_on(env_id: str, codec: ChatCode
         assert said == [m.content for m in trajectory.messages if m.role == "assistant"]
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("env_id", TASKS)
 def test_sampled_turns_of_any_kind_make_valid_rows_at_any_concurrency(env_id: str, codec: ChatCodec) -> None:
     def played(concurrency: int) -> list[str]:
@@ -76,6 +77,7 @@ def test_sampled_turns_of_any_kind_make_valid_rows_at_any_concurrency(env_id: st
     assert played(1) == played(7)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("env_id", TASKS)
 def test_noise_never_breaks_a_task(env_id: str) -> None:
     result = evaluate(env_id, RandomPolicy(), n=50, progress=False)

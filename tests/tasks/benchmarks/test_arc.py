@@ -104,5 +104,5 @@ def test_wrong_arguments_are_refused(monkeypatch):
         start("no")
     arc.tasks_of.cache_clear()
     monkeypatch.setattr(arc.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"llm-envs\[arc\]"):
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[benchmarks\]"):
         gym.make("llm/ARC-v0")

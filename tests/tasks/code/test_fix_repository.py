@@ -439,6 +439,7 @@ def test_the_player_that_compares_mends_what_is_written_as_it_is_described():
     assert n_mended >= 3
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("level", LEVELS)
 def test_comparing_the_readme_with_the_code_mends_nothing(level):
     env = gym.make(ID, difficulty=level).unwrapped
@@ -489,6 +490,7 @@ def test_what_the_hidden_tests_call_is_nowhere_in_the_tree():
         assert not [xs for xs in env.problem["lists"] if len(xs) > 3 and str(xs) in text]
 
 
+@pytest.mark.levels
 def test_no_package_is_in_both_splits():
     keys = {}
     for split in ("train", "test"):

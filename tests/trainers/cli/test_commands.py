@@ -106,6 +106,7 @@ def pairs(tmp_path_factory):
 # One grammar.
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("name", OF)
 def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_path, capsys):
     arguments = write(name, max_steps=7, use_peft=True, lora_r=8, variables={"LLM_ENVS_TEST_SEEN": name})
@@ -124,6 +125,7 @@ def test_a_number_of_episodes_at_once_that_is_none_is_one_error(wrong, write, ca
     assert f"argument --max-concurrency: {wrong} is not an integer of at least 1, or auto." in capsys.readouterr().err
 
 
+@pytest.mark.trainings
 def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
     sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 260, "overlong": "cut", "max_steps": 5}}
     sections["rl"] = {**COMMON, **PLAYS, "num_generations": 4}
@@ -164,6 +166,7 @@ def test_preferences_from_a_file(write, tmp_path, pairs, capsys):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.trainings
 def test_a_run_goes_on_where_it_is_told_to(write, tmp_path, capsys):
     command = [*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]
     assert main(command) == 0
@@ -346,6 +349,7 @@ def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
 # Algorithms.
 
 
+@pytest.mark.trainings
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_takes_a_step(name, tiny_folder, teacher_folder, config):
     reference = {"ref_model_fn": load_teacher(teacher_folder)} if ALGORITHMS[name].needs_teacher else {}

@@ -115,6 +115,7 @@ def test_a_row_may_have_a_split_or_none():
     assert [items.spec(index, "g").env_kwargs for index in range(3)] == [{"split": "test"}, {"split": "train"}, {}]
 
 
+@pytest.mark.trainings
 def test_a_curriculum_learns_and_goes_on_where_a_checkpoint_left_it(make, tmp_path):
     """Level "long" cannot be told from "short" by the policy, so both open as soon as they are mastered: at once."""
 

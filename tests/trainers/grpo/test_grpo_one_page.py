@@ -64,6 +64,7 @@ class Watch:
         setattr(trainer, name, watched)
 
 
+@pytest.mark.trainings
 @pytest.mark.transformers
 def test_the_rows_pass_through_four_files(tiny_folder, config):
     """From the episodes to the loss, only functions of `FILES` take or return rows of tokens, in a real step.

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (make test-ray has it)")
-pytest.importorskip("vllm", reason="vLLM is not installed (make test-ray has it)")
+ray = pytest.importorskip("ray", reason="Ray is not installed (make test-scale has it)")
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-scale has it)")
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 from ray.cluster_utils import Cluster  # noqa: E402  (after the skips)
