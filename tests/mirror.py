@@ -24,6 +24,7 @@ WITHOUT_A_SOURCE = {
     "tests/test_private_names.py": "names of other packages in tests/support/private_names.yaml",
     "tests/test_preloaded.py": "tests/support/preloaded.py",
     "tests/test_primitives.py": "docs/reference/primitives.md",
+    "tests/test_without_posix.py": "the core on a system without fork, SIGKILL and Unix sockets",
     "tests/test_publish.py": "docs/guides/task.md, followed word for word",
 }
 """Tests of no single source, by folder or file, and what they are about."""

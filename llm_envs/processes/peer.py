@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.processes import StartWatch, children_of
 from llm_envs.processes.child import receive, send
 
@@ -45,6 +46,7 @@ class Peer:
         options: Of `subprocess.Popen`.
 
     Raises:
+        InvalidConfigError: If this is no POSIX system.
         OSError: If it cannot be started.
     """
 
@@ -56,6 +58,11 @@ class Peer:
         first: bytes = b"",
         **options: Any,
     ) -> None:
+        if os.name != "posix":
+            raise InvalidConfigError(
+                f"a process of workers, mathematics, hidden tests or sandboxed Python needs Linux or macOS; this is "
+                f"{sys.platform}. With workers=0 all else runs here; the Windows Subsystem for Linux runs these too."
+            )
         self.connection, theirs = ends or socket.socketpair()
         end, lifeline = os.pipe()
         self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
