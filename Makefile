@@ -138,13 +138,14 @@ test-examples: $(VENV)/.stamp
 	$(RECORD)
 
 # Bridges to other suites: each file of tests in the environment that has its suite.
-VERIFIERS_TESTS := $(addprefix tests/llm_envs/bridges/test_,verifiers_taskset.py verifiers_env.py nemo_gym.py)
+VERIFIERS_TESTS := test_(verifiers_taskset|verifiers_env|nemo_gym).py
 test-bridges: $(VENV)/.stamp $(VENV_SUITES)/.stamp $(VENV_VERIFIERS)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,bridges) $(PARALLEL) $(PYTEST_ARGS)
-	LLM_ENVS_REQUIRE_DOORS=1 LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,doors or suites) $(call ROOM,bridges) \
-		$(addprefix --ignore ,$(VERIFIERS_TESTS)) $(PARALLEL) $(PYTEST_ARGS)
-	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest $(call MARKED,doors) $(VERIFIERS_TESTS) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_DOORS=1 LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,doors or suites) \
+		$$(echo "$(call ROOM,bridges)" | grep -vE '$(VERIFIERS_TESTS)') $(PARALLEL) $(PYTEST_ARGS)
+	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest $(call MARKED,doors) \
+		$$(echo "$(call ROOM,bridges)" | grep -E '$(VERIFIERS_TESTS)') $(PYTEST_ARGS)
 	$(RECORD)
 
 # Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.

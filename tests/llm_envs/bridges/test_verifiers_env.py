@@ -297,5 +297,5 @@ def test_a_taskset_is_certified() -> None:
     checks = ("interface", "determinism", "seeds", "rewards", "oracle", "isolation", "crashes")
     certificate = certify(VerifiersEnv, Settings(oracle=oracle, success_at=2.0), checks=checks, config="vf_sums")
     assert certificate.failed == (), certificate.findings
-    statuses = {finding.part: finding.status for finding in certificate.findings}
+    statuses = {finding.clause: finding.status for finding in certificate.findings}
     assert statuses["oracle_wins"] == statuses["raises_on_no_action"] == statuses["differs_by_seed"] == "passed"
