@@ -79,6 +79,10 @@ PRETRAINED = TINY | {
 """The settings for `--model`."""
 N_MEMBERS = 8
 """Episodes of a group."""
+ROW_TOKENS = 160
+"""Tokens of an episode, about."""
+SAMPLED = 4.0
+"""How many learned rows take as long as one that is sampled first, about: an episode of GRPO or of a measurement."""
 
 
 class MixedPolicy:
@@ -184,6 +188,26 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
     trainer.close()
 
 
+def announce(model: PreTrainedModel, args: argparse.Namespace) -> None:
+    """Print what follows, and about how long it takes here: from the time of a few learned rows."""
+    rows = torch.randint(0, model.config.vocab_size, (args.micro_batch, ROW_TOKENS))
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        model(rows, labels=rows).loss.backward()
+        seconds.append(time.perf_counter() - start)
+    model.zero_grad()
+    sampled = args.grpo_steps * args.grpo_groups * N_MEMBERS + 3 * args.eval_episodes
+    n_rows = args.sft_steps * args.sft_batch + SAMPLED * sampled
+    minutes = max(1, round(min(seconds) / args.micro_batch * n_rows / 60))
+    print(
+        f"Six phases, about {minutes} minutes on this machine: a model of {model.num_parameters():,} parameters is "
+        f"measured on\n{args.eval_episodes} test problems, warmed up on {args.traces} traces ({args.sft_steps} steps), "
+        f"measured, trained by GRPO ({args.grpo_steps} steps), measured;\na report is written.",
+        flush=True,
+    )
+
+
 def measure(name: str, folder: Path, args: argparse.Namespace) -> Evaluation:
     """Play the test split."""
     policy = TransformersPolicy.from_pretrained(folder)
@@ -270,7 +294,7 @@ def main() -> None:
         results[name] = measure(name, folders[name], args)
 
     model, tokenizer = (load_model(args.model), load_tokenizer(args.model)) if args.model else make_model(args)
-    print(f"The model has {sum(p.numel() for p in model.parameters()):,} parameters.")
+    announce(model, args)
     for part in (model, tokenizer):
         part.save_pretrained(folders["untrained"])
     finish("untrained")

@@ -34,6 +34,8 @@ SOURCES = ("llm_envs", "tasks", "trainers", "tests", "examples", "pyproject.toml
 """The files whose change may end an entry."""
 PAGES = ("docs", "proof", "benchmarks", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """What `test-docs` tests beside them."""
+CORE = ("test", "test-wall")
+"""The targets of the core's tests, which CI runs whole in any case."""
 ALLOWANCE = 1.3
 """How much longer than its entry a target may take on another machine."""
 COUNTS = ("tests", "skipped")
@@ -66,7 +68,7 @@ def is_of(name: str, target: str, constraints: set[str]) -> bool:
     if top in PAGES:
         return target == "test-docs" and not name.startswith("proof/targets.json")
     room_target = target.removeprefix("test-")
-    rooms = () if target in ("test", "test-wall") else wall.TARGETS.get(room_target)
+    rooms = () if target in CORE else wall.TARGETS.get(room_target)
     if rooms is None:
         return True  # a target of a mark, whose tests are of all rooms
     if top in wall.FOLDERS:
@@ -149,7 +151,7 @@ def next_target(record: dict[str, dict[str, Any]], seconds: float, root: Path = 
     due = []
     for name, entry in record.items():
         now = fingerprints(name, root)
-        if entry["sources"] != now and ALLOWANCE * entry["seconds"] <= seconds:
+        if name not in CORE and entry["sources"] != now and ALLOWANCE * entry["seconds"] <= seconds:
             due.append((entry["sources"]["own"] == now["own"], entry["date"], name))
     return min(due)[2] if due else None
 

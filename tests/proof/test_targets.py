@@ -102,6 +102,7 @@ def test_what_changed_itself_runs_before_what_is_oldest_if_there_is_time(targets
         return {"sources": targets.fingerprints(name, checkout) | other, "date": date, "seconds": seconds}
 
     record = {
+        "test": entry("test", "2026-01-01", 10, own="former"),
         "test-vllm": entry("test-vllm", "2026-01-01", 10),
         "test-trust": entry("test-trust", "2026-01-02", 100, core="former"),
         "test-scale": entry("test-scale", "2026-01-03", 100, core="former"),

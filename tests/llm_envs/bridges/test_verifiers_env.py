@@ -298,4 +298,6 @@ def test_a_taskset_is_certified() -> None:
     certificate = certify(VerifiersEnv, Settings(oracle=oracle, success_at=2.0), checks=checks, config="vf_sums")
     assert certificate.failed == (), certificate.findings
     statuses = {finding.clause: finding.status for finding in certificate.findings}
-    assert statuses["oracle_wins"] == statuses["raises_on_no_action"] == statuses["differs_by_seed"] == "passed"
+    assert (
+        statuses["oracle_earns_the_maximum"] == statuses["never_raises"] == statuses["depends_on_the_seed"] == "passed"
+    )
