@@ -263,7 +263,7 @@ async def _watch(job: Job, session: PolicySession) -> None:
             left_s = idle_s if session.n_active else session.last_active_s + idle_s - clock.seconds
             episode_left_s = float("inf") if limits.max_episode_s is None else limits.max_episode_s - clock.seconds
             if episode_left_s <= 0:
-                session.cut(StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}")
+                session.limit = (StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}")
                 return
             if left_s <= 0:
                 session.hung_s = idle_s

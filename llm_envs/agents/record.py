@@ -75,12 +75,8 @@ class RecordedTurn:
     @property
     def prompt_ids(self) -> IdArray:
         """All tokens before the reply, shape (T,)."""
-        parts = []
-        for turn in self.path:
-            parts.append(turn.context_ids)
-            if turn is not self:
-                parts.append(turn.reply_ids)
-        return np.concatenate(parts)
+        before = [ids for turn in self.path[:-1] for ids in (turn.context_ids, turn.reply_ids)]
+        return np.concatenate([*before, self.context_ids])
 
     @property
     def reply_ids(self) -> IdArray:

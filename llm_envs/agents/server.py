@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
@@ -249,20 +250,13 @@ class PolicyServer:
 
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        from starlette.responses import StreamingResponse
-
         asked = read_chat_request(await self._json(request))
         session = self._session(request)
         id_, replies = await self._unless_disconnected(request, session.chat(asked))
         if not asked.stream:
             return _plain(chat_answer(asked, id_, replies, session.codec))
-
-        async def events() -> AsyncIterator[str]:
-            for chunk in chat_chunks(asked, id_, replies, session.codec):
-                yield f"data: {json.dumps(chunk)}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        chunks = map(json.dumps, chat_chunks(asked, id_, replies, session.codec))
+        return _stream(f"data: {text}\n\n" for text in chain(chunks, ["[DONE]"]))
 
     async def responses(self, request: Request) -> Response:
         """Answer `POST /v1/responses`."""
@@ -400,13 +394,17 @@ def _short(value: Any) -> str:
 
 def _events(events: Iterator[dict[str, Any]]) -> Response:
     """Return a stream of events whose names are their types."""
+    return _stream(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+
+
+def _stream(texts: Iterator[str]) -> Response:
     from starlette.responses import StreamingResponse
 
-    async def texts() -> AsyncIterator[str]:
-        for event in events:
-            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+    async def sent() -> AsyncIterator[str]:
+        for text in texts:
+            yield text
 
-    return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(sent(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 async def _disconnected(request: Request) -> None:

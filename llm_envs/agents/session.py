@@ -99,7 +99,7 @@ class PolicySession:
     failure: RolloutError | None = field(init=False, default=None)
     """The policy's failure."""
     limit: tuple[StopReason, str] | None = field(init=False, default=None)
-    """The limit that refused a request, and how much it is."""
+    """The limit that refused a request or ended the episode, and how much it is."""
     is_over: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when no further request will be answered, before the agent has ended."""
     hung_s: float | None = field(init=False, default=None)
@@ -184,10 +184,6 @@ class PolicySession:
         """Add a reward to the last turn. Thread-safe."""
         turns = self.record.turns
         self.payments.append(Payment(turns[-1].number if turns else -1, reward, components, tuple(results)))
-
-    def cut(self, reason: StopReason, why: str) -> None:
-        """Note a limit that ended the episode."""
-        self.limit = (reason, why)
 
     def trajectory(
         self,
