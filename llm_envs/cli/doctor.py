@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_envs.cli.arguments import require_model, require_text
 from llm_envs.cli.parser import Flag, Parser
-from llm_envs.cli.room_options import add_room_arguments, hooks, room_examples
+from llm_envs.cli.room_options import add_room_arguments, hooks
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 
@@ -44,7 +44,6 @@ def add_arguments(parser: Parser) -> None:
         default="auto",
         help="colour the output; default: on a terminal",
     )
-    parser.epilog = EXAMPLES + room_examples("doctor")
 
 
 def run(arguments: argparse.Namespace) -> int:

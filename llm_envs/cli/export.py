@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.arguments import number
 from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import as_path, local_path
 from llm_envs.errors import InvalidConfigError, StoreError
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["scored", "successes", "all"],
         help="episodes to export; default: all for a dataset and the hub, else the scored ones",
     )
-    parser.add_argument("--margin", type=_margin, default=0.0, help="pairs: minimum difference of rewards; default 0")
+    margin = number("a number of at least 0", lambda value: value >= 0)
+    parser.add_argument("--margin", type=margin, default=0.0, help="pairs: minimum difference of rewards; default 0")
     parser.add_argument("--public", action=Flag, help="hub: a new repository is public; default: private")
     parser.add_argument("--license", metavar="NAME", help="hub: the data's license, such as cc-by-4.0")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -150,10 +150,3 @@ def _group_size(run: str) -> int | None:
     except StoreError:  # a single file
         return None
     return size if isinstance(size, int) else None
-
-
-def _margin(text: str) -> float:
-    value = float(text)
-    if not (value >= 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
-    return value

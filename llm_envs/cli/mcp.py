@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", metavar="ENV", help="a task id")
     parser.add_argument("--seed", type=int, default=0, help="the run's seed: decides the episodes; default 0")
     add_env_arguments(parser)
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -52,20 +52,20 @@ LIST_TIMEOUT_S = 60.0
 _OPTIONS = sorted(set().union(*_TAKES.values()))
 
 
-def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str]) -> None:
+def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None:
     """Add the policy options.
 
     Args:
         parser: The command's parser.
-        policies: Names of the scripts that `--policy` takes; the first is the default.
+        *further: Names of scripts that `--policy` takes besides "oracle", the default, and "random".
     """
-    parser.set_defaults(default_policy=policies[0])
+    policies = ("oracle", "random", *further)
     group = parser.add_argument_group("policy")
     group.add_argument(
         "--policy",
         choices=[*policies, *MODEL_ENGINES],
         help=f"a script ({', '.join(policies)}), or an engine for --model, as --engine; default: the model, or "
-        f"{policies[0]} without one",
+        "oracle without one",
     )
     group.add_argument(
         "--model",
@@ -112,7 +112,6 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
         help="tokenizer of the episodes, for policies without one; with a server, default: --model",
     )
     parser.epilog = f"{parser.epilog or ''}\nset the key of servers and APIs in the environment variable {API_KEY}.\n"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def check_player(arguments: argparse.Namespace) -> None:
@@ -155,27 +154,38 @@ def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if kind == "script":
         record: dict[str, Any] = {"policy": arguments.policy}
     else:
-        record = {"policy": "model", "model": _resolved(arguments.model), "engine": _engine(kind)}
+        record = {
+            "policy": "model",
+            "model": _resolved(arguments.model),
+            "engine": "server" if kind == "serve" else kind,
+        }
     record |= {"tokenizer": _resolved(arguments.tokenizer), "server_args": arguments.server_args}
     return {name: value for name, value in record.items() if value is not None}
 
 
+@contextmanager
 def open_player(
-    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
-) -> AbstractContextManager[PolicyAndCodec]:
+    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]] | None = None
+) -> Iterator[PolicyAndCodec]:
     """Create the policy. Leaving the block closes it and stops the servers that were started for it.
 
     Args:
         arguments: The parsed options of `add_player_arguments`.
-        scripts: `--policy NAME` -> a function that creates the policy.
+        scripts: Of each further script, the function that creates the policy.
 
     Raises:
-        InvalidConfigError: At once, like `check_player`; or on entering the block, if something cannot be loaded or
-            reached.
+        InvalidConfigError: Like `check_player`, and if something cannot be loaded or reached.
         MissingExtraError: If the engine is not installed. The message names the extra.
     """
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+
     check_player(arguments)
-    return _opened(arguments, scripts)
+    if (kind := _kind(arguments)) != "script":
+        with ENGINES[kind](arguments) as player:
+            yield player
+        return
+    known = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
+    yield known[arguments.policy](), _codec(arguments.tokenizer)
 
 
 def _settle(arguments: argparse.Namespace) -> None:
@@ -197,7 +207,7 @@ def _settle(arguments: argparse.Namespace) -> None:
             f"the model runs on ({', '.join(MODEL_ENGINES)})."
         )
     elif policy is None and model is None:
-        arguments.policy = arguments.default_policy
+        arguments.policy = "oracle"
     if model is not None and model.startswith(("http://", "https://")):
         _settle_address(arguments, model)
     elif arguments.model_name is not None and not arguments.url:
@@ -241,15 +251,6 @@ def _only_model(url: str) -> str:
         some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise InvalidConfigError(f"--model {url}: there are several models; choose one with --model-name: {some}.")
     return names[0]
-
-
-@contextmanager
-def _opened(arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]) -> Iterator[PolicyAndCodec]:
-    if (kind := _kind(arguments)) != "script":
-        with ENGINES[kind](arguments) as player:
-            yield player
-        return
-    yield scripts[arguments.policy](), _codec(arguments.tokenizer)
 
 
 @contextmanager
@@ -396,10 +397,6 @@ def _kind(arguments: argparse.Namespace) -> str:
     if arguments.serve is not None:
         return "serve"
     return str(arguments.engine or ("server" if arguments.url else "transformers"))
-
-
-def _engine(kind: str) -> str:
-    return "server" if kind == "serve" else kind
 
 
 def _option(name: str) -> str:
