@@ -184,7 +184,7 @@ def open_player(
         with ENGINES[kind](arguments) as player:
             yield player
         return
-    known = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
+    known: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
     yield known[arguments.policy](), _codec(arguments.tokenizer)
 
 
