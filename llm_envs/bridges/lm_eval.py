@@ -176,7 +176,7 @@ def harness_scores(
         f"harness/{task}/{name.removesuffix(',none')}": float(value)
         for task, metrics in results.items()
         for name, value in metrics.items()
-        if _is_metric(name, value)
+        if is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
     }
 
 
@@ -210,10 +210,6 @@ class HarnessCallback(TrainerCallback):
         if metrics is not None:
             metrics |= named
         self.trainer.log(named)
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    return is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
 
 
 @contextmanager

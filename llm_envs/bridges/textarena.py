@@ -29,9 +29,9 @@ from llm_envs.errors import (
     BridgeError,
     InvalidActionError,
     InvalidConfigError,
-    MissingExtraError,
     NoOracleError,
     ResetNeededError,
+    extra_needed,
 )
 from llm_envs.parsers.answers import split_thinking
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy
@@ -351,11 +351,9 @@ class TextArenaSeatsEnv(gym.Env[str, str]):
 
 
 def _import_registry(game: str) -> Any:
-    try:
+    with extra_needed(f"{game} needs `textarena`: pip install 'llm-envs[textarena]'."):
         importlib.import_module("textarena.envs")
         return importlib.import_module("textarena.envs.registration")
-    except ImportError as error:
-        raise MissingExtraError(f"{game} needs `textarena`: pip install 'llm-envs[textarena]' ({error}).") from error
 
 
 def _number(reward: Any) -> float:

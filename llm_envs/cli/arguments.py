@@ -217,11 +217,13 @@ def arrangement_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
-    """Refuse an environment without text spaces, or arguments that it does not take."""
+    """Refuse an unknown environment, one without text spaces, or arguments that it does not take."""
     import gymnasium as gym
 
+    from llm_envs.registration import task_spec
     from llm_envs.rollout.workers.runner import close_env, make_env
 
+    task_spec(task_id)
     env = make_env(task_id, env_kwargs)
     try:
         if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):

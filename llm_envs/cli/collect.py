@@ -145,12 +145,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _envs(arguments: argparse.Namespace) -> list[EnvChoice]:
     """Return the environments, after checking that each exists and is one of texts."""
-    from llm_envs.registration import task_spec
     from llm_envs.sources.mixture_text import parse_mixture
 
     envs = parse_mixture(arguments.envs, arguments.exclude or ())
     for choice in envs:
-        task_spec(choice.env_id)
         require_text(choice.env_id, env_kwargs_of(arguments))
     return envs
 

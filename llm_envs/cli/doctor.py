@@ -51,9 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs import doctor
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.inference.loading import load_tokenizer
-    from llm_envs.registration import task_spec
 
-    task_spec(arguments.env)
     require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
     further = [show for examine in hooks("examine") if (show := examine(arguments)) is not None]

@@ -365,7 +365,6 @@ def _play(
     from llm_envs.data.writer import check_folder, finished
     from llm_envs.evaluation.run import evaluate_suite, resumable_settings, suite_settings
     from llm_envs.evaluation.suite import SuiteSource
-    from llm_envs.registration import task_spec
     from llm_envs.rollout.collect_run import run_settings
     from llm_envs.tracking.progress import live_progress
 
@@ -374,7 +373,6 @@ def _play(
         if entry.factory is not None:
             entry.factory(**entry.kwargs).close()  # reports wrong arguments
             continue
-        task_spec(entry.env_id)
         require_text(entry.env_id, dict(entry.kwargs))
     collector = rules_of(arguments) | ({} if sampling is None else {"sampling": sampling})
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})

@@ -33,9 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     import gymnasium as gym
 
     from llm_envs.bridges.mcp import serve_stdio
-    from llm_envs.registration import task_spec
 
-    task_spec(arguments.env)
     env_kwargs = env_kwargs_of(arguments)
     require_text(arguments.env, env_kwargs)
     serve_stdio(gym.make(arguments.env, **env_kwargs), arguments.env, arguments.seed)

@@ -75,11 +75,9 @@ class HumanPolicy:
 
 def run(arguments: argparse.Namespace) -> None:
     """Play, and print the episodes."""
-    from llm_envs.registration import task_spec
     from llm_envs.rollout import Collector
     from llm_envs.types import SamplingParams
 
-    task_spec(arguments.env)
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens)
     env_kwargs = env_kwargs_of(arguments)
     require_text(arguments.env, env_kwargs)
