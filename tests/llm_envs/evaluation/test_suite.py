@@ -345,11 +345,8 @@ class TestSuiteFile:
             (f"environments: [{{env: {CALCULATOR}, n: 0}}]", "n is 0; it must be an integer from 1"),
             (f"environments: [{{env: {CALCULATOR}, min_success: high}}]", "min_success is 'high'"),
             (f"environments: [{{env: {CALCULATOR}, kwargs: 3}}]", "kwargs is 3"),
-            (f"environments: [{{env: {CALCULATOR}, kwargs: {{a: [2026-01-01]}}}}]", "kwargs is {'a': [datetime.date"),
-            (
-                f"environments: [{{env: {CALCULATOR}, kwargs: {{a: {{1: 2}}}}}}]",
-                "kwargs is {'a': {1: 2}}",
-            ),
+            (f"environments: [{{env: {CALCULATOR}, kwargs: {{a: [2026-01-01]}}}}]", "kwargs is .*datetime.date"),
+            (f"environments: [{{env: {CALCULATOR}, kwargs: {{a: {{1: 2}}}}}}]", "kwargs is .*1: 2"),
             (f"{{group_size: 0, environments: [{CALCULATOR}]}}", "group_size is 0; it must be an integer from 1"),
             (f"{{min_success: 1{'0' * 400}, environments: [{CALCULATOR}]}}", "it must be a number"),
             (f"{{min_success: .nan, environments: [{CALCULATOR}]}}", "min_success is nan; it must be a number"),
