@@ -284,7 +284,8 @@ class PolicyServer:
         body = body if isinstance(body, dict) else {}
         reward, is_success = body.get("reward"), body.get("is_success")
         if (reward is not None and not is_number(reward)) or not isinstance(is_success, bool | None):
-            what = f"reward={_short(reward)}, is_success={_short(is_success)}: a finite number or null, a bool or null."
+            given = f"reward={json.dumps(reward)[:40]}, is_success={json.dumps(is_success)[:40]}"
+            what = f"{given}: a finite number or null, a bool or null."
             raise RequestError(400, what, "invalid_reward")
         if name not in self.sessions or not self.opens_sessions:
             raise RequestError(404, f"no session {name!r} can be ended here.", "session_not_found")
@@ -386,10 +387,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text:.40} is not a finite number")
     return value
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value)[:40]
 
 
 def _events(events: Iterator[dict[str, Any]]) -> Response:

@@ -225,7 +225,7 @@ class PolicySession:
             group_id=self.spec.group_id,
             member=self.spec.member,
             messages=(*messages, *self.final),
-            tools=self._tools(),
+            tools=tuple({canonical_arguments(t): t for turn in self.record.turns for t in turn.tool_schemas}.values()),
             rows=self.record.rows(self.final, self._most_tokens),
             turns=tuple(turns),
             terminated=terminated,
@@ -374,8 +374,3 @@ class PolicySession:
             tool_results=tuple(result for payment in paid for result in payment.tool_results),
             seconds={"policy": sampled.seconds},
         )
-
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        by_form = {turn.tools: turn.tool_schemas for turn in self.record.turns}
-        schemas = {canonical_arguments(tool): tool for tools in by_form.values() for tool in tools}
-        return tuple(schemas.values())

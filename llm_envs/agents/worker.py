@@ -22,7 +22,7 @@ from llm_envs.errors import WorkerDiedError
 from llm_envs.rollout.workers.pool import WorkerRunner
 from llm_envs.spaces import TextSpace
 
-__all__ = ["AgentHost", "DeclaredEnv", "WorkerJob"]
+__all__ = ["AgentHost", "DeclaredEnv", "WorkerJob", "is_json"]
 
 _REQUESTS = ("exact_text", "find_call", "stepped", "refuse_requests", "failed")
 """The methods of a `TaskState` that an agent in a worker process may call."""
@@ -79,16 +79,23 @@ class AgentHost(DeclaredEnv):
             self._asked.put(("failed", as_exception(error)))
 
     def _plain(self, result: Any) -> Any:
-        try:
-            json.dumps(result, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            if not self._keeps_result:
-                return None
-            raise AgentError(
-                f"the result is {result!r:.80}; from a worker process it must be of JSON types ({error}). Return a "
-                "text, a number, or a list or dict of them."
-            ) from None
-        return result
+        if is_json(result):
+            return result
+        if not self._keeps_result:
+            return None
+        raise AgentError(
+            f"the result is {result!r:.80}; from a worker process it must be of JSON types. Return a text, a number, "
+            "or a list or dict of them."
+        )
+
+
+def is_json(value: Any) -> bool:
+    """Return whether JSON can have a value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Asking:

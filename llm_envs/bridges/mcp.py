@@ -80,11 +80,7 @@ class McpEpisodes:
             return _NOT_PLAYING, True
         if name == REPLY:
             text = arguments.get("text")
-            return (
-                (f"The text is {text!r:.80}; it must be a string.", True)
-                if not isinstance(text, str)
-                else (self._step(text))
-            )
+            return self._step(text) if isinstance(text, str) else (f"The text is {text!r:.80}, and not a string.", True)
         if name not in [function["name"] for function in self._functions]:
             return (
                 f"The tool {name!r} is unknown; the tools are {', '.join(tool for tool, _, _ in self.tools())}.",

@@ -277,7 +277,11 @@ class TextArenaEnv(TextEnv):
         """Return the opponent's move; raise `BridgeError` if it fails: the episode then has failed."""
         self._talk.append(Message("user", observation))
         try:
-            value = self._opponent_value(observation)
+            if isinstance(self._opponent, EnvPolicy):
+                value: Any = self._opponent.act(self, observation)
+            else:
+                params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
+                value = _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
             if inspect.isawaitable(value):
                 value, raised = wait(capture(value, self._timeout_s), guard_s(self._timeout_s))
                 if raised is not None:
@@ -288,12 +292,6 @@ class TextArenaEnv(TextEnv):
             raise BridgeError(f"{self.game}: the opponent failed: {type(error).__name__}: {error}") from error
         self._talk.append(Message("assistant", str(value)))
         return str(value)
-
-    def _opponent_value(self, observation: str) -> Any:
-        if isinstance(self._opponent, EnvPolicy):
-            return self._opponent.act(self, observation)
-        params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
-        return _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
 
 
 class TextArenaSeatsEnv(gym.Env[str, str]):

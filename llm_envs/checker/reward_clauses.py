@@ -145,12 +145,12 @@ def is_not_won_by_common_replies(subject: Subject) -> str:
     actions = [action for trace in subject.oracle_traces for action in trace.actions] if has_oracle else []
     words = dict.fromkeys((*_FIXED, *([max(actions, key=actions.count)] if actions else [])))
     players = {f"always {word[:40]!r}": partial(_always, repeat([], word)) for word in words}
-    return _measured(subject, players | {"a player of random probes": _random_policy}, "players")
 
+    def random_policy(seed: int) -> TextPolicy:
+        rng = random.Random(seed)
+        return lambda env, observation: probe(observation, rng)
 
-def _random_policy(seed: int) -> TextPolicy:
-    rng = random.Random(seed)
-    return lambda env, observation: probe(observation, rng)
+    return _measured(subject, players | {"a player of random probes": random_policy}, "players")
 
 
 def is_not_won_by_reward_hacks(subject: Subject) -> str:

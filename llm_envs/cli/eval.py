@@ -38,7 +38,6 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
-    from llm_envs.evaluation.comparison import Comparison
     from llm_envs.evaluation.results import Results
     from llm_envs.evaluation.suite import Suite, Thresholds
     from llm_envs.types import SamplingParams
@@ -151,7 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
     if other is not None:
         found = compare(results, other, names=names, confidence=arguments.confidence)
     if arguments.json:
-        print(_json(results, found))
+        compared = {} if found is None else {"comparison": found.to_dict()}
+        print(json.dumps(results.to_dict() | compared, indent=1, allow_nan=False))
     else:
         print(show_results(results))
         if found is not None:
@@ -406,8 +406,3 @@ def _play(
             **played,
             **collector,
         )
-
-
-def _json(results: Results, comparison: Comparison | None) -> str:
-    data = results.to_dict() | ({} if comparison is None else {"comparison": comparison.to_dict()})
-    return json.dumps(data, indent=1, allow_nan=False)

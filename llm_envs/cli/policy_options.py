@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,36 +254,28 @@ def _only_model(url: str) -> str:
     return names[0]
 
 
-@contextmanager
-def _transformers(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _transformers(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.transformers import TransformersPolicy
 
     policy = TransformersPolicy.from_pretrained(arguments.model)
-    with _closing(policy):
-        yield policy, ChatCodec(policy.tokenizer)
+    return policy, ChatCodec(policy.tokenizer)
 
 
-@contextmanager
-def _vllm(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _vllm(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.policies.vllm.engine import VLLMEnginePolicy
 
-    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **_shards(arguments))
-    with _closing(policy):
-        yield policy, policy.codec
-
-
-def _shards(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of an engine that shares its layers over all GPUs of its Ray actor."""
     n = getattr(arguments, "ray_gpus", None) or 1
-    # In a placement group vLLM would start more actors, which wait for GPUs that this actor has.
-    return {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
+    # An engine shares its layers over all GPUs of its Ray actor. In a placement group vLLM would start more actors,
+    # which wait for GPUs that this actor has.
+    shards: dict[str, Any] = {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
+    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **shards)
+    return policy, policy.codec
 
 
-@contextmanager
 def _server(
     arguments: argparse.Namespace, urls: Sequence[str] | None = None, api_key: str | None = None
-) -> Iterator[PolicyAndCodec]:
+) -> PolicyAndCodec:
     from llm_envs.policies.inference.loading import load_tokenizer
     from llm_envs.policies.vllm.server import VLLMServerPolicy
 
@@ -293,8 +286,7 @@ def _server(
         api_key=api_key or os.environ.get(API_KEY),
         max_concurrency=_at_once(arguments),
     )
-    with _closing(policy):
-        yield policy, policy.codec
+    return policy, policy.codec
 
 
 def _at_once(arguments: argparse.Namespace) -> int:
@@ -317,12 +309,11 @@ def _serve(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         devices=arguments.devices or _one_gpu_each(n),
     ) as servers:
         print(f"llm-envs: they answer at {', '.join(servers.urls)}", file=sys.stderr)
-        with _server(arguments, servers.urls, key) as player:
+        with _closing(_server, arguments, servers.urls, key) as player:
             yield player
 
 
-@contextmanager
-def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _api(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.policies.chat_api import ChatAPIPolicy
 
     policy = ChatAPIPolicy(
@@ -333,27 +324,27 @@ def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         requests_per_minute=arguments.requests_per_minute,
         max_tokens_name=arguments.max_tokens_name or "max_tokens",
     )
-    with _closing(policy):
-        yield policy, _codec(arguments.tokenizer)
-
-
-ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyAndCodec]]] = {
-    "transformers": _transformers,
-    "vllm": _vllm,
-    "server": _server,
-    "serve": _serve,
-    "api": _api,
-}
-"""The kind of engine -> a context manager that gives a policy and its codec."""
+    return policy, _codec(arguments.tokenizer)
 
 
 @contextmanager
-def _closing(policy: Any) -> Iterator[None]:
+def _closing(make: Callable[..., PolicyAndCodec], *arguments: Any) -> Iterator[PolicyAndCodec]:
+    policy, codec = make(*arguments)
     try:
-        yield
+        yield policy, codec
     finally:
-        if hasattr(policy, "aclose"):
-            asyncio.run(policy.aclose())
+        if (aclose := getattr(policy, "aclose", None)) is not None:
+            asyncio.run(aclose())
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyAndCodec]]] = {
+    "transformers": partial(_closing, _transformers),
+    "vllm": partial(_closing, _vllm),
+    "server": partial(_closing, _server),
+    "serve": _serve,
+    "api": partial(_closing, _api),
+}
+"""The kind of engine -> a context manager that gives a policy and its codec."""
 
 
 def _codec(tokenizer: str | None) -> ChatCodec | None:
