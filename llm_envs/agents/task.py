@@ -24,7 +24,7 @@ FoundCall = tuple[str, tuple[str, ...], str]
 
 
 class TaskState:
-    """What an `EnvTask` reports of its episode, and asks: plain data in and out, so that it may cross processes.
+    """The report of an `EnvTask` on its episode: plain data in and out, so that it may cross processes.
 
     Args:
         session: Gets the rewards, and refuses requests once the environment is over; None: another keeps them.

@@ -67,7 +67,7 @@ def number(what: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any
     """
 
     def read(text: str) -> Any:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             value = kind(text)
             if math.isfinite(value) and is_valid(value):
                 return value
@@ -196,9 +196,9 @@ def rules_of(arguments: argparse.Namespace) -> dict[str, Any]:
     from llm_envs.rollout import RolloutLimits
     from llm_envs.types import SamplingParams
 
-    temperature = 1.0 if arguments.temperature is None else arguments.temperature
+    heat = 1.0 if arguments.temperature is None else arguments.temperature
     return {
-        "sampling": SamplingParams(temperature=temperature, max_new_tokens=arguments.max_turn_tokens or 512),
+        "sampling": SamplingParams(temperature=heat, max_new_tokens=arguments.max_turn_tokens or 512),
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
