@@ -100,7 +100,7 @@ class McpEpisodes:
     def _step(self, action: str) -> tuple[str, bool]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
-        results = env_attribute(self.env, "tool_results", ())
+        results = env_attribute(self.env, "tool_results", ()) or ()
         is_error = any(result.error is not None for result in results)
         text = _text(observation, info.get("messages"))
         if not terminated and not truncated:
