@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from llm_envs.agents.job import Agent, AgentJob, AgentRun, Assignment
 from llm_envs.agents.server import Endpoint, PolicyServer
 from llm_envs.agents.session import PolicySession
 from llm_envs.agents.task import TaskState, as_rollout_error
-from llm_envs.agents.worker import AgentHost, DeclaredEnv, WorkerJob
+from llm_envs.agents.worker import AgentHost, DeclaredEnv, WorkerJob, is_json
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.policies.base import Policy
@@ -221,7 +220,7 @@ class AgentEnv:
             is_success=state.is_success,
             error=error,
             unscored_because="a judge failed" if is_judge else None,
-            metadata={"result": result} if _is_json(result) and result is not None else {},
+            metadata={"result": result} if is_json(result) and result is not None else {},
         )
         if self.reward_fn is None or trajectory.status != "ok":
             return trajectory
@@ -263,7 +262,7 @@ async def _watch(job: Job, session: PolicySession) -> None:
             left_s = idle_s if session.n_active else session.last_active_s + idle_s - clock.seconds
             episode_left_s = float("inf") if limits.max_episode_s is None else limits.max_episode_s - clock.seconds
             if episode_left_s <= 0:
-                session.cut(StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}")
+                session.limit = (StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}")
                 return
             if left_s <= 0:
                 session.hung_s = idle_s
@@ -332,14 +331,6 @@ def _check_agent(agent: Any) -> None:
 
 def _checked(name: str, tasks: Any) -> tuple[Mapping[str, Any], ...]:
     listed = tuple(tasks) if not isinstance(tasks, Mapping) else ()
-    if not listed or not all(isinstance(task, Mapping) and _is_json(dict(task)) for task in listed):
+    if not listed or not all(isinstance(task, Mapping) and is_json(dict(task)) for task in listed):
         raise InvalidConfigError(f"AgentEnv: {name} is {tasks!r:.80}; it must be a list of dicts of JSON types.")
     return listed
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True

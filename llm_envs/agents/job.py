@@ -18,13 +18,14 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from llm_envs.agents.server import Endpoint
-from llm_envs.agents.task import EnvTask, TaskReport
+from llm_envs.agents.task import EnvTask, TaskState
 from llm_envs.errors import LLMEnvsError, extra_needed
 from llm_envs.processes import ended_with_this_process
 from llm_envs.processes.peer import end_group
@@ -104,7 +105,7 @@ class AgentRun:
     create_client: Callable[[Endpoint], Any] | None = None
     target: Target | None = None
 
-    def __call__(self, assignment: Assignment, report: TaskReport, on_cancel: OnCancel) -> Any:
+    def __call__(self, assignment: Assignment, report: TaskState, on_cancel: OnCancel) -> Any:
         """Run the agent to its end; return its result.
 
         Args:
@@ -197,8 +198,10 @@ class AgentJob:
 
     def __init__(self, run: Callable[[OnCancel], Any]) -> None:
         self._run_agent = run
-        self._home = asyncio.get_running_loop()
-        self.done: asyncio.Future[Any] = self._home.create_future()
+        self._ended: Future[Any] = Future()
+        self.done = asyncio.wrap_future(self._ended)
+        # Read, so that an abandoned job logs nothing.
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._cancel: Callable[[], None] = lambda: None
         self._is_cancelled = False
         self._lock = threading.Lock()  # guards the two above
@@ -211,23 +214,10 @@ class AgentJob:
             self._cancel()
 
     def _run(self) -> None:
-        result: Any = None
-        failure: Exception | None = None
         try:
-            result = self._run_agent(self._on_cancel)
+            self._ended.set_result(self._run_agent(self._on_cancel))
         except BaseException as error:
-            failure = as_exception(error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._home.call_soon_threadsafe(self._settle, result, failure)
-
-    def _settle(self, result: Any, failure: Exception | None) -> None:
-        if self.done.done():
-            return
-        if failure is None:
-            self.done.set_result(result)
-            return
-        self.done.set_exception(failure)
-        self.done.exception()  # read, so that an abandoned job logs nothing
+            self._ended.set_exception(as_exception(error))
 
     def _on_cancel(self, cancel: Callable[[], None]) -> None:
         with self._lock:

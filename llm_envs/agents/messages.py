@@ -14,12 +14,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, RequestError, ReturnedReply, usage_of
+from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, ReturnedReply, refused, usage_of
 from llm_envs.types import FinishReason
 
 __all__ = ["message_answer", "message_events", "to_chat_body"]
 
-_RENAMED = {"stop_sequences": "stop"}
 _IGNORED = ("context_management", "metadata", "service_tier", "thinking")
 _TRANSLATED = ("messages", "n", "output_config", "system", "tool_choice", "tools")
 
@@ -31,9 +30,9 @@ def to_chat_body(body: Any) -> dict[str, Any]:
         RequestError: If something cannot be translated. `read_chat_request` checks the rest.
     """
     if not isinstance(body, Mapping):
-        raise _bad(f"the body is {type(body).__name__}; it must be a JSON object.", None)
+        raise refused(f"the body is {type(body).__name__}; it must be a JSON object.", None)
     chat: dict[str, Any] = {
-        _RENAMED.get(name, str(name)): value
+        "stop" if name == "stop_sequences" else str(name): value
         for name, value in body.items()
         if value is not None and name not in (*_TRANSLATED, *_IGNORED)
     }
@@ -43,7 +42,7 @@ def to_chat_body(body: Any) -> dict[str, Any]:
     if choice.get("type") != "auto" or choice.get("disable_parallel_tool_use"):
         chat["tool_choice"] = choice
     if not isinstance(body.get("messages"), list):
-        raise _bad(f"messages is {body.get('messages')!r:.60}; it must be a list.", "messages")
+        raise refused(f"messages is {body.get('messages')!r:.60}; it must be a list.", "messages")
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     messages = [chat for index, message in enumerate(body["messages"]) for chat in _messages(index, message)]
     tools = [_tool(index, tool) for index, tool in enumerate(body.get("tools") or ())]
@@ -54,7 +53,7 @@ def _messages(index: int, message: Any) -> Iterator[dict[str, Any]]:
     """Yield the messages that one message holds: an assistant's one, or results of tools and texts of the user."""
     role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
     if role not in ("user", "assistant", "system"):
-        raise _bad(f"messages[{index}] is {message!r:.60}; it must have the role user or assistant.", "messages")
+        raise refused(f"messages[{index}] is {message!r:.60}; it must have the role user or assistant.", "messages")
     if not isinstance(content, list):
         yield {"role": role, "content": content}
         return
@@ -74,7 +73,7 @@ def _messages(index: int, message: Any) -> Iterator[dict[str, Any]]:
         elif kind == "thinking" and role == "assistant":
             own["reasoning_content"] = own.get("reasoning_content", "") + str(block.get("thinking") or "")
         elif kind != "redacted_thinking":
-            raise _bad(f"messages[{index}] has a block of type {kind!r:.40}, which is not supported here.", "messages")
+            raise refused(f"messages[{index}] has a block of type {kind!r:.40}, not supported here.", "messages")
     if own["content"] or role == "assistant":
         yield own
 
@@ -136,7 +135,7 @@ def message_events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
-        raise _bad(f"tools[{index}] is {tool!r:.80}; only tools of the client are supported.", "tools")
+        raise refused(f"tools[{index}] is {tool!r:.80}; only tools of the client are supported.", "tools")
     # In the order of a chat completion's tools, which chat templates show.
     function = {
         "name": tool.get("name"),
@@ -144,7 +143,3 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
         "parameters": tool.get("input_schema"),
     }
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
-
-
-def _bad(message: str, param: str | None) -> RequestError:
-    return RequestError(400, message, "unsupported_or_invalid", param)

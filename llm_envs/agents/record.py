@@ -57,10 +57,10 @@ class RecordedTurn:
     """The codec's start of the conversation."""
     why: str
     """Why it begins a row, if it does."""
+    tool_schemas: tuple[Mapping[str, Any], ...]
     n_new: int | None = None
     """Of a row that only the template began: how many of its last messages are new."""
     reply: ReturnedReply | None = None
-    tool_schemas: tuple[Mapping[str, Any], ...] = ()
     children: list[RecordedTurn] = field(default_factory=list)
 
     @property
@@ -75,12 +75,8 @@ class RecordedTurn:
     @property
     def prompt_ids(self) -> IdArray:
         """All tokens before the reply, shape (T,)."""
-        parts = []
-        for turn in self.path:
-            parts.append(turn.context_ids)
-            if turn is not self:
-                parts.append(turn.reply_ids)
-        return np.concatenate(parts)
+        before = [ids for turn in self.path[:-1] for ids in (turn.context_ids, turn.reply_ids)]
+        return np.concatenate([*before, self.context_ids])
 
     @property
     def reply_ids(self) -> IdArray:
@@ -139,8 +135,7 @@ class EpisodeRecord:
                 return turn
         siblings = parent.children
         why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}" if siblings else ""
-        turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why)
-        turn.tool_schemas = request.tools
+        turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why, request.tools)
         siblings.append(turn)  # now, so that a concurrent request knows that it is a branch
         return turn
 
@@ -243,9 +238,7 @@ class EpisodeRecord:
     ) -> RecordedTurn:
         messages = self._conversation(request, keys, known)
         ids, start = self.codec.encode_prompt(messages, request.tools), self.codec.start_of(messages, request.tools)
-        turn = RecordedTurn(number, None, keys, tools, messages, ids, start, why)
-        turn.tool_schemas = request.tools
-        return turn
+        return RecordedTurn(number, None, keys, tools, messages, ids, start, why, request.tools)
 
     def _conversation(self, request: ChatRequest, keys: Sequence[Key], known: Mapping[int, str]) -> tuple[Message, ...]:
         """Return all messages of a request, with the replies that we know as the model wrote them.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from llm_envs.agents.record import RecordedTurn
 from llm_envs.agents.session import PolicySession
 from llm_envs.tracking.loggers import visible_text
@@ -45,7 +43,8 @@ def show_session(session: PolicySession, trajectory: Trajectory) -> str:
 
 def lost_messages(session: PolicySession, turn: RecordedTurn) -> list[Message]:
     """Return the messages of a request whose text the model does not see: the chat template dropped or changed them."""
-    shown = _text(session, turn.context_ids)
+    decode = getattr(session.codec, "decode", session.codec.decode_reply)
+    shown = str(decode(turn.context_ids))
     return [
         message for message in turn.messages if message.role != "assistant" and message.content.strip() not in shown
     ]
@@ -67,11 +66,6 @@ def _request(session: PolicySession, turn: RecordedTurn, row: int, span: int) ->
     out.append(f"  = assistant: {_short(turn.reply.sampled.text)}")
     out += [f"  LOST by the chat template: {_short(m.content)}" for m in lost_messages(session, turn)]
     return out
-
-
-def _text(session: PolicySession, ids: np.ndarray) -> str:
-    decode = getattr(session.codec, "decode", session.codec.decode_reply)
-    return str(decode(ids))
 
 
 def _short(text: str) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "chat_answer",
     "chat_chunks",
     "read_chat_request",
+    "refused",
     "usage_of",
 ]
 
@@ -132,15 +133,15 @@ def read_chat_request(body: Any) -> ChatRequest:
         RequestError: If something is wrong or not supported. It names the parameter.
     """
     if not isinstance(body, Mapping):
-        raise _bad(f"the body is {type(body).__name__}; it must be a JSON object.", None)
+        raise refused(f"the body is {type(body).__name__}; it must be a JSON object.", None)
     _refuse_unsupported(body)
     n, seed = _whole(body, "n", 1, most=MAX_CHOICES), body.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise _bad(f"seed is {seed!r:.40}; it must be an integer.", "seed")
+        raise refused(f"seed is {seed!r:.40}; it must be an integer.", "seed")
     limits = [_whole(body, name, None) for name in ("max_tokens", "max_completion_tokens")]
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
-        raise _bad(f"stream_options is {options!r:.40}; it must be an object.", "stream_options")
+        raise refused(f"stream_options is {options!r:.40}; it must be an object.", "stream_options")
     return ChatRequest(
         entries=_entries(body.get("messages")),
         tools=_tools(body.get("tools")),
@@ -239,21 +240,21 @@ def _logprobs(reply: ReturnedReply, codec: Codec) -> dict[str, Any]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-            raise _bad(f"{name}={json.dumps(value)[:80]} is not supported here; leave it out.", str(name))
+            raise refused(f"{name}={json.dumps(value)[:80]} is not supported here; leave it out.", str(name))
         if name not in _KNOWN and name not in _NEUTRAL and name not in _IGNORED and value is not None:
             hint = did_you_mean(str(name), _KNOWN)
-            raise _bad(f"the parameter {name!r:.60} is not supported here; leave it out.{hint}", str(name))
+            raise refused(f"the parameter {name!r:.60} is not supported here; leave it out.{hint}", str(name))
 
 
 def _entries(messages: Any) -> tuple[LogEntry, ...]:
     if not isinstance(messages, list) or not messages:
-        raise _bad(f"messages is {json.dumps(messages)[:60]}; it must be a list with at least one message.", "messages")
+        raise refused(f"messages is {json.dumps(messages)[:60]}; it must be a list, at least one message.", "messages")
     try:
         entries = tuple(read_entry(index, message) for index, message in enumerate(messages))
     except InvalidConfigError as error:
-        raise _bad(str(error), "messages") from error
+        raise refused(str(error), "messages") from error
     if entries[-1].role == "assistant":
-        raise _bad("the last message is the assistant's; continuing it is not supported.", "messages")
+        raise refused("the last message is the assistant's; continuing it is not supported.", "messages")
     return entries
 
 
@@ -261,11 +262,11 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     if tools is None:
         return ()
     if not isinstance(tools, list):
-        raise _bad(f"tools is {json.dumps(tools)[:60]}; it must be a list.", "tools")
+        raise refused(f"tools is {json.dumps(tools)[:60]}; it must be a list.", "tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise _bad(f"tools[{index}] is {json.dumps(tool)[:80]}; only functions with a name are supported.", "tools")
+            raise refused(f"tools[{index}] is {json.dumps(tool)[:80]}; only functions with a name work.", "tools")
     return tuple(map(_shown, tools))
 
 
@@ -278,7 +279,7 @@ def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _stops(stop: Any) -> tuple[str, ...]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise _bad(f"stop is {json.dumps(stop)[:60]}; it must be a text or at most {MAX_STOPS} texts.", "stop")
+        raise refused(f"stop is {json.dumps(stop)[:60]}; it must be a text or at most {MAX_STOPS} texts.", "stop")
     return tuple(stops)
 
 
@@ -287,23 +288,24 @@ def _whole(body: Mapping[str, Any], name: str, default: int | None, most: int | 
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise _bad(f"{name} is {value!r:.40}; it must be an integer from 1{f' to {most}' if most else ''}.", name)
+        raise refused(f"{name} is {value!r:.40}; it must be an integer from 1{f' to {most}' if most else ''}.", name)
     return value
 
 
 def _number(body: Mapping[str, Any], name: str) -> float | int:
     value: float | int = body[name]
     if not is_number(value) or abs(value) > _MAX_NUMBER:
-        raise _bad(f"{name} is {value!r:.40}; it must be a number up to {_MAX_NUMBER}.", name)
+        raise refused(f"{name} is {value!r:.40}; it must be a number up to {_MAX_NUMBER}.", name)
     return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise _bad(f"{name} is {value!r:.40}; it must be true or false.", name)
+        raise refused(f"{name} is {value!r:.40}; it must be true or false.", name)
     return bool(value)
 
 
-def _bad(message: str, param: str | None) -> RequestError:
+def refused(message: str, param: str | None) -> RequestError:
+    """Return the error of a request that is wrong or not supported."""
     return RequestError(400, message, "unsupported_or_invalid", param)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, RequestError, ReturnedReply, usage_of
+from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, ReturnedReply, refused, usage_of
 
 __all__ = ["chat_messages", "response_answer", "response_events", "to_chat_body"]
 
@@ -40,7 +40,7 @@ def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) 
         RequestError: If something cannot be translated. `read_chat_request` checks the rest.
     """
     if not isinstance(body, Mapping):
-        raise _bad(f"the body is {type(body).__name__}; it must be a JSON object.", None)
+        raise refused(f"the body is {type(body).__name__}; it must be a JSON object.", None)
     chat: dict[str, Any] = {
         str(name): value
         for name, value in body.items()
@@ -54,7 +54,7 @@ def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) 
     if (previous := body.get("previous_response_id")) is not None:
         if previous not in earlier:
             what = f"previous_response_id={previous!r:.80}: no response of this session with store=true has that id."
-            raise _bad(what, "previous_response_id")
+            raise refused(what, "previous_response_id")
         before = earlier[previous]
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     return chat | {
@@ -72,7 +72,7 @@ def chat_messages(items: Any) -> list[dict[str, Any]]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
-        raise _bad(f"input is {items!r:.60}; it must be a text or a list of items.", "input")
+        raise refused(f"input is {items!r:.60}; it must be a text or a list of items.", "input")
     messages: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's message that the last items belong to
     for index, item in enumerate(items):
@@ -101,7 +101,7 @@ def chat_messages(items: Any) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
         else:
-            raise _bad(f"input[{index}] is of type {kind!r:.60}, which is not supported here.", "input")
+            raise refused(f"input[{index}] is of type {kind!r:.60}, which is not supported here.", "input")
     return [{name: value for name, value in message.items() if name != "rank"} for message in messages]
 
 
@@ -189,10 +189,6 @@ def _item_events(where: Mapping[str, Any], item: Mapping[str, Any]) -> list[tupl
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise _bad(f"tools[{index}] is {tool!r:.80}; only functions are supported.", "tools")
+        raise refused(f"tools[{index}] is {tool!r:.80}; only functions are supported.", "tools")
     function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": function}
-
-
-def _bad(message: str, param: str | None) -> RequestError:
-    return RequestError(400, message, "unsupported_or_invalid", param)

@@ -24,6 +24,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
@@ -249,20 +250,13 @@ class PolicyServer:
 
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        from starlette.responses import StreamingResponse
-
         asked = read_chat_request(await self._json(request))
         session = self._session(request)
         id_, replies = await self._unless_disconnected(request, session.chat(asked))
         if not asked.stream:
             return _plain(chat_answer(asked, id_, replies, session.codec))
-
-        async def events() -> AsyncIterator[str]:
-            for chunk in chat_chunks(asked, id_, replies, session.codec):
-                yield f"data: {json.dumps(chunk)}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        chunks = map(json.dumps, chat_chunks(asked, id_, replies, session.codec))
+        return _stream(f"data: {text}\n\n" for text in chain(chunks, ["[DONE]"]))
 
     async def responses(self, request: Request) -> Response:
         """Answer `POST /v1/responses`."""
@@ -290,7 +284,8 @@ class PolicyServer:
         body = body if isinstance(body, dict) else {}
         reward, is_success = body.get("reward"), body.get("is_success")
         if (reward is not None and not is_number(reward)) or not isinstance(is_success, bool | None):
-            what = f"reward={_short(reward)}, is_success={_short(is_success)}: a finite number or null, a bool or null."
+            given = f"reward={json.dumps(reward)[:40]}, is_success={json.dumps(is_success)[:40]}"
+            what = f"{given}: a finite number or null, a bool or null."
             raise RequestError(400, what, "invalid_reward")
         if name not in self.sessions or not self.opens_sessions:
             raise RequestError(404, f"no session {name!r} can be ended here.", "session_not_found")
@@ -394,19 +389,19 @@ def _finite(text: str) -> float:
     return value
 
 
-def _short(value: Any) -> str:
-    return json.dumps(value)[:40]
-
-
 def _events(events: Iterator[dict[str, Any]]) -> Response:
     """Return a stream of events whose names are their types."""
+    return _stream(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+
+
+def _stream(texts: Iterator[str]) -> Response:
     from starlette.responses import StreamingResponse
 
-    async def texts() -> AsyncIterator[str]:
-        for event in events:
-            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+    async def sent() -> AsyncIterator[str]:
+        for text in texts:
+            yield text
 
-    return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return StreamingResponse(sent(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 async def _disconnected(request: Request) -> None:

@@ -99,7 +99,7 @@ class PolicySession:
     failure: RolloutError | None = field(init=False, default=None)
     """The policy's failure."""
     limit: tuple[StopReason, str] | None = field(init=False, default=None)
-    """The limit that refused a request, and how much it is."""
+    """The limit that refused a request or ended the episode, and how much it is."""
     is_over: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when no further request will be answered, before the agent has ended."""
     hung_s: float | None = field(init=False, default=None)
@@ -185,10 +185,6 @@ class PolicySession:
         turns = self.record.turns
         self.payments.append(Payment(turns[-1].number if turns else -1, reward, components, tuple(results)))
 
-    def cut(self, reason: StopReason, why: str) -> None:
-        """Note a limit that ended the episode."""
-        self.limit = (reason, why)
-
     def trajectory(
         self,
         *,
@@ -229,7 +225,7 @@ class PolicySession:
             group_id=self.spec.group_id,
             member=self.spec.member,
             messages=(*messages, *self.final),
-            tools=self._tools(),
+            tools=tuple({canonical_arguments(t): t for turn in self.record.turns for t in turn.tool_schemas}.values()),
             rows=self.record.rows(self.final, self._most_tokens),
             turns=tuple(turns),
             terminated=terminated,
@@ -378,8 +374,3 @@ class PolicySession:
             tool_results=tuple(result for payment in paid for result in payment.tool_results),
             seconds={"policy": sampled.seconds},
         )
-
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        by_form = {turn.tools: turn.tool_schemas for turn in self.record.turns}
-        schemas = {canonical_arguments(tool): tool for tools in by_form.values() for tool in tools}
-        return tuple(schemas.values())

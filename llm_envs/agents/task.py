@@ -5,34 +5,56 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import observed_messages, render_reply
 from llm_envs.errors import InvalidConfigError, JudgeError, ResetNeededError
-from llm_envs.rollout.chat_logs import LogEntry, read_entry
+from llm_envs.rollout.chat_logs import read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
 from llm_envs.rollout.workers.runner import Env, check_reset, check_step, close_env, env_attribute
 from llm_envs.rollout.workers.wire import error_text
 from llm_envs.types import Message, RolloutError, StopReason, ToolResult
 
-__all__ = ["EnvTask", "TaskReport", "TaskState", "as_rollout_error"]
+__all__ = ["EnvTask", "TaskState", "as_rollout_error"]
 
 
 FoundCall = tuple[str, tuple[str, ...], str]
 """Id of a call, the ids of all calls of its reply, and the reply as the policy wrote it."""
 
 
-class TaskReport(Protocol):
-    """The part of the session that an `EnvTask` uses: plain data in and out, so that it may cross processes."""
+class TaskState:
+    """The report of an `EnvTask` on its episode: plain data in and out, so that it may cross processes.
+
+    Args:
+        session: Gets the rewards, and refuses requests once the environment is over; None: another keeps them.
+    """
+
+    def __init__(self, session: PolicySession | None = None) -> None:
+        self.reward = 0.0
+        """The return so far."""
+        self.is_success = False
+        self.is_truncated = False
+        """Whether a limit of the environment ended it."""
+        self.observed: tuple[Message, ...] = ()
+        """The last observation, if the episode was not over."""
+        self.error: RolloutError | None = None
+        self.is_judge = False
+        """Whether the error is a judge's."""
+        self._session = session
 
     def exact_text(self, message: Mapping[str, Any]) -> str | None:
         """Return what the model wrote for a message that it sent; None for any other message."""
-        ...
+        return None if self._session is None else self._session.record.exact_text(read_entry(0, message))
 
     def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> FoundCall | None:
         """Return the latest call of the policy with this name and arguments whose id is not in `done`."""
-        ...
+        for turn in [] if self._session is None else reversed(self._session.record.turns):
+            assert turn.reply is not None
+            for id_, called, given in turn.reply.calls:
+                if called == name and id_ not in done and json.loads(given) == dict(arguments):
+                    return id_, tuple(call[0] for call in turn.reply.calls), turn.reply.sampled.text
+        return None
 
     def stepped(
         self,
@@ -55,68 +77,26 @@ class TaskReport(Protocol):
             observed: The policy's next observation; nothing if the task terminated.
             final_observation: The observation at the end.
         """
-        ...
-
-    def refuse_requests(self, is_truncated: bool) -> None:
-        """Refuse further requests, since the environment is over."""
-        ...
-
-    def failed(self, error: RolloutError, is_judge: bool) -> None:
-        """Keep the environment's failure."""
-        ...
-
-
-class TaskState:
-    """An environment's report of an episode, beside the session: the `TaskReport` of this process."""
-
-    def __init__(self, session: PolicySession) -> None:
-        self.is_success = False
-        self.is_truncated = False
-        """Whether a limit of the environment ended it."""
-        self.observed: tuple[Message, ...] = ()
-        """The last observation, if the episode was not over."""
-        self.error: RolloutError | None = None
-        self.is_judge = False
-        """Whether the error is a judge's."""
-        self._session = session
-
-    def exact_text(self, message: Mapping[str, Any]) -> str | None:
-        """Return what the model wrote for a message that it sent; None for any other message."""
-        return self._session.record.exact_text(read_entry(0, message))
-
-    def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> FoundCall | None:
-        """Return the latest call of the policy with this name and arguments whose id is not in `done`."""
-        for turn in reversed(self._session.record.turns):
-            assert turn.reply is not None
-            for id_, called, given in turn.reply.calls:
-                if called == name and id_ not in done and json.loads(given) == dict(arguments):
-                    return id_, tuple(call[0] for call in turn.reply.calls), turn.reply.sampled.text
-        return None
-
-    def stepped(
-        self,
-        reward: float,
-        components: Mapping[str, float],
-        results: Sequence[ToolResult],
-        is_success: bool,
-        is_truncated: bool,
-        observed: Sequence[Message],
-        final_observation: str | None,
-    ) -> None:
-        """Pay the reward, and keep how the episode ended."""
-        self._session.pay(reward, components, results)
+        self.reward += reward
         self.is_success, self.is_truncated, self.observed = is_success, is_truncated, tuple(observed)
+        if self._session is None:
+            return
+        self._session.pay(reward, components, results)
         if final_observation is not None:
             self._session.notes["final_observation"] = final_observation
 
     def refuse_requests(self, is_truncated: bool) -> None:
         """Refuse further requests, since the environment is over."""
-        self._session.ended = StopReason.ENV_TRUNCATED if is_truncated else StopReason.TERMINATED
+        self._end(StopReason.ENV_TRUNCATED if is_truncated else StopReason.TERMINATED)
 
     def failed(self, error: RolloutError, is_judge: bool) -> None:
         """Keep the environment's failure, and refuse further requests: an agent may hide it from itself."""
         self.error, self.is_judge = error, is_judge
-        self._session.ended = StopReason.ERROR
+        self._end(StopReason.ERROR)
+
+    def _end(self, reason: StopReason) -> None:
+        if self._session is not None:
+            self._session.ended = reason
 
 
 class EnvTask:
@@ -129,11 +109,11 @@ class EnvTask:
         make: Makes the environment.
         seed: The episode's seed.
         options: The options of its reset.
-        report: Gets the rewards, which go to the session's last turn.
+        report: Gets the rewards. A session has them in its last turn.
     """
 
     def __init__(
-        self, make: Callable[[], Env], seed: int, options: Mapping[str, Any] | None, report: TaskReport
+        self, make: Callable[[], Env], seed: int, options: Mapping[str, Any] | None, report: TaskState
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         """System prompt and first observation, as a request takes them."""
@@ -256,17 +236,14 @@ class EnvTask:
             raise InvalidConfigError(f"EnvTask.step: {reply!r:.80} is not an assistant's message and not a text.")
         entry = read_entry(0, data)
         text = self._report.exact_text(data)
-        return _written(entry) if text is None else text, [call.id for call in entry.calls if call.id is not None]
+        written = render_reply(Message("assistant", entry.content, entry.calls)) if text is None else text
+        return written, [call.id for call in entry.calls if call.id is not None]
 
 
 def as_rollout_error(error: BaseException, where: str) -> RolloutError:
     """Return an exception as data."""
     kind = type(error).__name__
     return RolloutError(kind, error_text(error) or kind, where)
-
-
-def _written(entry: LogEntry) -> str:
-    return render_reply(Message("assistant", entry.content, entry.calls))
 
 
 def _to_api(message: Message, ids: list[str] | None) -> dict[str, Any]:

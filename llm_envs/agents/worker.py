@@ -2,7 +2,7 @@
 
 1. The agent runs in a thread of the worker, and asks the model by HTTP like everywhere. Its environment is there too.
 2. A step of the worker's environment, `AgentHost`, lasts until the agent needs something of the session that HTTP does
-   not give (a `TaskReport`), or ends. So what it needs is asked by the worker's replies, and answered by the next step.
+   not give (a `TaskState`), or ends. So what it needs is asked by the worker's replies, and answered by the next step.
 3. An agent that is cut or given up is killed with its process, and the pool replaces that.
 """
 
@@ -17,15 +17,15 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.agents.job import AgentError, AgentRun, Assignment, as_exception
-from llm_envs.agents.task import TaskReport
+from llm_envs.agents.task import TaskState
 from llm_envs.errors import WorkerDiedError
 from llm_envs.rollout.workers.pool import WorkerRunner
 from llm_envs.spaces import TextSpace
 
-__all__ = ["AgentHost", "DeclaredEnv", "WorkerJob"]
+__all__ = ["AgentHost", "DeclaredEnv", "WorkerJob", "is_json"]
 
 _REQUESTS = ("exact_text", "find_call", "stepped", "refuse_requests", "failed")
-"""The methods of a `TaskReport` that an agent in a worker process may call."""
+"""The methods of a `TaskState` that an agent in a worker process may call."""
 
 
 class DeclaredEnv(gym.Env[str, str]):
@@ -79,20 +79,27 @@ class AgentHost(DeclaredEnv):
             self._asked.put(("failed", as_exception(error)))
 
     def _plain(self, result: Any) -> Any:
-        try:
-            json.dumps(result, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            if not self._keeps_result:
-                return None
-            raise AgentError(
-                f"the result is {result!r:.80}; from a worker process it must be of JSON types ({error}). Return a "
-                "text, a number, or a list or dict of them."
-            ) from None
-        return result
+        if is_json(result):
+            return result
+        if not self._keeps_result:
+            return None
+        raise AgentError(
+            f"the result is {result!r:.80}; from a worker process it must be of JSON types. Return a text, a number, "
+            "or a list or dict of them."
+        )
+
+
+def is_json(value: Any) -> bool:
+    """Return whether JSON can have a value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 class _Asking:
-    """The `TaskReport` in a worker process: passes every call to the parent."""
+    """The `TaskState` in a worker process: passes every call to the parent."""
 
     def __init__(self, host: AgentHost) -> None:
         self._host = host
@@ -112,7 +119,7 @@ class WorkerJob:
         report: Answers the agent's requests here.
     """
 
-    def __init__(self, runner: WorkerRunner, assignment: Assignment, report: TaskReport) -> None:
+    def __init__(self, runner: WorkerRunner, assignment: Assignment, report: TaskState) -> None:
         self._runner, self._assignment, self._report = runner, assignment, report
         self.done: asyncio.Task[Any] = asyncio.create_task(self._play())
         # Read, so that an abandoned job logs nothing.

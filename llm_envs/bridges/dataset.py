@@ -91,7 +91,8 @@ def from_dataset(
         raise InvalidConfigError(
             f"from_dataset: {why}; it has {list(rows[gap])}. Pass answer=... or a reward_fn, or leave the row out."
         )
-    if has_answers and not _has_system_message(asked[0]):
+    shown = asked[0][PROMPT]
+    if has_answers and (isinstance(shown, str) or _role(shown[0]) != "system"):
         form = options.get("format_answer", format_answer)("...")
         options.setdefault("system_prompt", f"Write your final answer, and nothing else, in this form: {form}")
     return PromptTask(asked, has_answer if reward_fn is None else reward_fn, **{"env_id": name, **options})
@@ -101,12 +102,9 @@ def has_answer(row: Mapping[str, Any], reply: ParsedReply) -> float:
     """Return 1.0 if the reply's answer is one of the row's, as a text up to white space or as a number, else 0.0."""
     if reply.problems or reply.answer is None:
         return 0.0
-    given = plain_answer(reply.answer)
-    return max(_match(given, target) for target in row.get(ANSWERS_FIELD) or [row[ANSWER]])
-
-
-def _match(given: str, target: str) -> float:
-    return max(exact_match(given, target), numeric_match(given, target) if parse_number(target) is not None else 0.0)
+    given, targets = plain_answer(reply.answer), row.get(ANSWERS_FIELD) or [row[ANSWER]]
+    numeric = [numeric_match(given, target) for target in targets if parse_number(target) is not None]
+    return max(*(exact_match(given, target) for target in targets), *numeric, 0.0)
 
 
 def _is_file(data: str | Path) -> bool:
@@ -186,8 +184,3 @@ def _texts(value: Any, index: int) -> list[str]:
 
 def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, Mapping) else None
-
-
-def _has_system_message(row: Mapping[str, Any]) -> bool:
-    shown = row[PROMPT]
-    return not isinstance(shown, str) and _role(shown[0]) == "system"

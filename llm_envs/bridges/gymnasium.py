@@ -269,15 +269,11 @@ class GymnasiumEnv(TextEnv):
         self.instructions = f"{goal} You have {self.max_turns} replies."  # type: ignore[misc]
         for what, space in (("observations", self.inner.observation_space), ("actions", self.inner.action_space)):
             _check_small(env_id, what, space)
-        self._check_names(self.words.actions)
-        threshold = self.inner.spec.reward_threshold if self.inner.spec is not None else None
-        self._threshold = threshold
-
-    def _check_names(self, names: Sequence[str]) -> None:
-        space = self.inner.action_space
+        n_names, space = len(self.words.actions), self.inner.action_space
         size = int(space.n) if isinstance(space, spaces.Discrete) else _size(space)
-        if len(names) not in (0, size):
-            raise InvalidConfigError(f"GymnasiumEnv: there are {len(names)} names for the {size} actions of {space}.")
+        if n_names not in (0, size):
+            raise InvalidConfigError(f"GymnasiumEnv: there are {n_names} names for the {size} actions of {space}.")
+        self._threshold = self.inner.spec.reward_threshold if self.inner.spec is not None else None
 
     def generate(self) -> dict[str, Any]:
         """Draw a seed of the environment."""

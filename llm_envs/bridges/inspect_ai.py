@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.agents.requests import RequestError, chat_answer, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.agents.task import EnvTask
+from llm_envs.agents.task import TaskState as EpisodeState
 from llm_envs.chat.context import Codec
 from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy, TokenPolicy
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.workers.runner import EnvMaker
 from llm_envs.sources.source import EpisodeSpec, SeedSource
-from llm_envs.types import Message, RolloutError, SamplingParams, ToolResult
+from llm_envs.types import SamplingParams
 
 with extra_needed("the bridge to Inspect needs `inspect-ai`: pip install 'llm-envs[evals]'."):
     import anyio.to_thread
@@ -190,8 +191,7 @@ def episodes(env_id: str, n: int = 100, seed: int = 0, split: str | None = "test
     samples = []
     for index in range(n):
         spec = source.spec(index)
-        report = _Report()
-        played = EnvTask(EnvMaker(env_id, arguments), spec.seed, None, report)
+        played = EnvTask(EnvMaker(env_id, arguments), spec.seed, None, EpisodeState())
         try:
             played.reset()
         finally:
@@ -244,38 +244,15 @@ def return_and_success() -> Scorer:
     return score
 
 
-class _Report:
-    """The return and success of an episode: the `TaskReport` of a conversation that Inspect keeps."""
+class _Report(EpisodeState):
+    """The state of an episode whose conversation Inspect keeps."""
 
-    def __init__(self) -> None:
-        self.reward, self.is_success = 0.0, False
-        self.exact: str | None = None
-        """The last reply as our policy wrote it; None for another model."""
+    exact: str | None = None
+    """The last reply as our policy wrote it; None for another model."""
 
     def exact_text(self, message: Mapping[str, Any]) -> str | None:
         """Return the reply as our policy wrote it."""
         return self.exact
-
-    def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> None:
-        """Return None: Inspect's loop gives complete replies."""
-
-    def stepped(
-        self,
-        reward: float,
-        components: Mapping[str, float],
-        results: Sequence[ToolResult],
-        is_success: bool,
-        is_truncated: bool,
-        observed: Sequence[Message],
-        final_observation: str | None,
-    ) -> None:
-        self.reward, self.is_success = self.reward + reward, is_success
-
-    def refuse_requests(self, is_truncated: bool) -> None:
-        """Do nothing: the loop asks whether the episode is over."""
-
-    def failed(self, error: RolloutError, is_judge: bool) -> None:
-        """Do nothing: the exception fails the sample."""
 
 
 def _load(name_or_path: str, engine: str) -> Any:

@@ -119,7 +119,10 @@ class PolicyLM(LM):
                 f"PolicyLM: the task generates with {sorted(unknown)}; a policy knows {', '.join(_SAMPLING)}."
             )
         n_new, stops = wanted["max_gen_toks"], tuple(stop for stop in wanted["until"] if stop)
-        ids = self._encode(context)
+        start = self.tokenizer.bos_token
+        # As the harness encodes a context: no second start token in front of a template's.
+        encoding = {"add_special_tokens": False} if start and context.startswith(start) else {}
+        ids = np.array(self.tokenizer.encode(context, **encoding), np.int32)
         most = getattr(self.policy, "max_model_len", None)
         if most is not None:
             if n_new >= most:
@@ -138,12 +141,6 @@ class PolicyLM(LM):
         reply = str(postprocess_generated_text(text, list(stops), None))
         self.cache_hook.add_partial("generate_until", arguments, reply)
         return reply
-
-    def _encode(self, text: str) -> Any:
-        """Return token ids, as the harness encodes a context: no second start token in front of a template's."""
-        start = self.tokenizer.bos_token
-        settings = {"add_special_tokens": False} if start and text.startswith(start) else {}
-        return np.array(self.tokenizer.encode(text, **settings), np.int32)
 
     def _make_scorer(self) -> Any:
         if self._scorer is None:
@@ -176,7 +173,7 @@ def harness_scores(
         f"harness/{task}/{name.removesuffix(',none')}": float(value)
         for task, metrics in results.items()
         for name, value in metrics.items()
-        if _is_metric(name, value)
+        if is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
     }
 
 
@@ -210,10 +207,6 @@ class HarnessCallback(TrainerCallback):
         if metrics is not None:
             metrics |= named
         self.trainer.log(named)
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    return is_number(value) and "_stderr" not in name and name not in ("sample_len", "sample_count")
 
 
 @contextmanager

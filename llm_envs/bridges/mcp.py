@@ -21,7 +21,7 @@ import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.parsers import format_tool_call
-from llm_envs.rollout.workers.runner import close_env
+from llm_envs.rollout.workers.runner import close_env, env_attribute
 from llm_envs.sources.mixture import derive_seed
 
 __all__ = ["REPLY", "START", "McpEpisodes", "serve_stdio"]
@@ -80,11 +80,7 @@ class McpEpisodes:
             return _NOT_PLAYING, True
         if name == REPLY:
             text = arguments.get("text")
-            return (
-                (f"The text is {text!r:.80}; it must be a string.", True)
-                if not isinstance(text, str)
-                else (self._step(text))
-            )
+            return self._step(text) if isinstance(text, str) else (f"The text is {text!r:.80}, and not a string.", True)
         if name not in [function["name"] for function in self._functions]:
             return (
                 f"The tool {name!r} is unknown; the tools are {', '.join(tool for tool, _, _ in self.tools())}.",
@@ -98,13 +94,13 @@ class McpEpisodes:
         observation, info = self.env.reset(seed=chosen)
         self._is_playing, self._return = True, 0.0
         self._read_tools()
-        parts = [self._attribute("system_prompt"), _text(observation, info.get("messages"))]
+        parts = [env_attribute(self.env, "system_prompt", None), _text(observation, info.get("messages"))]
         return "\n\n".join(part for part in parts if part)
 
     def _step(self, action: str) -> tuple[str, bool]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
-        results = self._attribute("tool_results") or ()
+        results = env_attribute(self.env, "tool_results", ()) or ()
         is_error = any(result.error is not None for result in results)
         text = _text(observation, info.get("messages"))
         if not terminated and not truncated:
@@ -116,13 +112,10 @@ class McpEpisodes:
         return f"{text}\n\n{end}" if text else end, is_error
 
     def _read_tools(self) -> None:
-        self._functions = [tool.get("function", tool) for tool in self._attribute("tools") or ()]
+        self._functions = [tool.get("function", tool) for tool in env_attribute(self.env, "tools", ()) or ()]
         for function in self._functions:
             if function["name"] in (START, REPLY):
                 raise InvalidConfigError(f"the environment has a tool {function['name']!r}, which is a name of ours.")
-
-    def _attribute(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else None
 
 
 def _text(observation: Any, messages: Sequence[Mapping[str, Any]] | None) -> str:

@@ -74,7 +74,10 @@ class OpenEnvEnv(gym.Env[str, str]):
         check_seed: bool = True,
     ) -> None:
         check_url(base_url, "OpenEnvEnv: base_url")
-        self._websockets = _import_websockets()
+        with extra_needed("OpenEnvEnv needs `websockets`: pip install 'llm-envs[openenv]'."):
+            import websockets.exceptions
+            import websockets.sync.client
+        self._websockets = websockets
         self.base_url, self.timeout_s, self.success_at = base_url.rstrip("/"), timeout_s, success_at
         self.observation_space, self.action_space = TextSpace(), TextSpace()
         self.instructions = self.system_prompt = instructions
@@ -277,13 +280,6 @@ def _text_action(base_url: str, timeout_s: float) -> Callable[[str], dict[str, A
             f"{json.dumps(schema.get('properties', {}))[:500]}. Pass to_action, a function from a reply to an action."
         )
     return lambda reply: {required[0]: reply}
-
-
-def _import_websockets() -> Any:
-    with extra_needed("OpenEnvEnv needs `websockets`: pip install 'llm-envs[openenv]'."):
-        import websockets.exceptions
-        import websockets.sync.client
-    return websockets
 
 
 register_task("openenv/Server-v0", OpenEnvEnv)

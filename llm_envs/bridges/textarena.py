@@ -29,9 +29,9 @@ from llm_envs.errors import (
     BridgeError,
     InvalidActionError,
     InvalidConfigError,
-    MissingExtraError,
     NoOracleError,
     ResetNeededError,
+    extra_needed,
 )
 from llm_envs.parsers.answers import split_thinking
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy
@@ -277,7 +277,11 @@ class TextArenaEnv(TextEnv):
         """Return the opponent's move; raise `BridgeError` if it fails: the episode then has failed."""
         self._talk.append(Message("user", observation))
         try:
-            value = self._opponent_value(observation)
+            if isinstance(self._opponent, EnvPolicy):
+                value: Any = self._opponent.act(self, observation)
+            else:
+                params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
+                value = _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
             if inspect.isawaitable(value):
                 value, raised = wait(capture(value, self._timeout_s), guard_s(self._timeout_s))
                 if raised is not None:
@@ -288,12 +292,6 @@ class TextArenaEnv(TextEnv):
             raise BridgeError(f"{self.game}: the opponent failed: {type(error).__name__}: {error}") from error
         self._talk.append(Message("assistant", str(value)))
         return str(value)
-
-    def _opponent_value(self, observation: str) -> Any:
-        if isinstance(self._opponent, EnvPolicy):
-            return self._opponent.act(self, observation)
-        params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
-        return _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
 
 
 class TextArenaSeatsEnv(gym.Env[str, str]):
@@ -351,11 +349,9 @@ class TextArenaSeatsEnv(gym.Env[str, str]):
 
 
 def _import_registry(game: str) -> Any:
-    try:
+    with extra_needed(f"{game} needs `textarena`: pip install 'llm-envs[suites]'."):
         importlib.import_module("textarena.envs")
         return importlib.import_module("textarena.envs.registration")
-    except ImportError as error:
-        raise MissingExtraError(f"{game} needs `textarena`: pip install 'llm-envs[suites]' ({error}).") from error
 
 
 def _number(reward: Any) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llm_envs.agents.env import AgentEnv
+from llm_envs.agents.job import create_openai_client
 from llm_envs.agents.server import Endpoint
 from llm_envs.errors import BridgeError, InvalidConfigError, extra_needed
 from llm_envs.types import Trajectory
@@ -35,7 +36,11 @@ def verifiers_env(env: Any, *, n: int = -1, n_test: int = -1, success_at: float 
         InvalidConfigError: If its rubric compares the members of a group, which single episodes do not have.
         MissingExtraError: If verifiers 0.3 is not installed.
     """
-    vf = _import_legacy()
+    with extra_needed(
+        "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install "
+        "'verifiers<0.4'. For 0.4 there is llm_envs.bridges.verifiers_env.VerifiersEnv."
+    ):
+        import verifiers.legacy as vf
     if isinstance(env, str):
         name, loaded = env, vf.load_environment(env, **kwargs)
     else:
@@ -54,14 +59,9 @@ def verifiers_env(env: Any, *, n: int = -1, n_test: int = -1, success_at: float 
         return {"reward": float(output["reward"]), "metrics": dict(output.get("metrics") or {})}
 
     def create_client(endpoint: Endpoint) -> Any:
-        import openai
         from verifiers.legacy.clients import OpenAIChatCompletionsClient
 
-        http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        client = openai.AsyncOpenAI(
-            base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0, http_client=http
-        )
-        return OpenAIChatCompletionsClient(client)
+        return OpenAIChatCompletionsClient(create_openai_client(endpoint, is_async=True))
 
     return AgentEnv(
         play,
@@ -81,12 +81,3 @@ def _reward(result: Any, trajectory: Trajectory) -> float:
 def _rows(data: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows without the columns that a data set fills with None."""
     return [{name: value for name, value in row.items() if value is not None} for row in data]
-
-
-def _import_legacy() -> Any:
-    with extra_needed(
-        "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install "
-        "'verifiers<0.4'. For 0.4 there is llm_envs.bridges.verifiers_env.VerifiersEnv."
-    ):
-        import verifiers.legacy
-    return verifiers.legacy

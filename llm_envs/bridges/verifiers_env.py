@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 
@@ -117,7 +117,7 @@ class VerifiersEnv(gym.Env[str, str]):
             raise BridgeError(f"{self.config.env_id}: the episode ended before it asked the model anything.")
         shown = list(turn.messages)
         self.system_prompt = shown.pop(0)["content"] if shown and shown[0]["role"] == "system" else None
-        self.tools = turn.tools
+        self.tools = list(turn.tools)
         self._is_playing = True
         return _observed(shown)
 
@@ -136,7 +136,7 @@ class VerifiersEnv(gym.Env[str, str]):
         observation, info = _observed(turn.messages)
         if turn.episode is None:
             self._is_playing = True
-            self.tools = turn.tools
+            self.tools = list(turn.tools)
             return observation, 0.0, False, False, info
         reward, truncated, about = _outcome(turn.episode)
         about["is_success"] = not truncated and reward >= self.success_at
@@ -237,19 +237,13 @@ async def _run_call(call: Mapping[str, Any], servers: Any, dispatch: Mapping[str
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
 
-class _Turn:
+class _Turn(NamedTuple):
     """The result of a reset or an action: the next request to the model, or the finished episode."""
 
-    def __init__(
-        self,
-        messages: Sequence[dict[str, Any]] = (),
-        tools: Sequence[Mapping[str, Any]] = (),
-        episode: vf.Episode | None = None,
-    ) -> None:
-        self.messages = list(messages)
-        """New ones since the last request; all of them at the start."""
-        self.tools = [dict(tool) for tool in tools]
-        self.episode = episode
+    messages: Sequence[dict[str, Any]] = ()
+    """New ones since the last request; all of them at the start."""
+    tools: Sequence[dict[str, Any]] = ()
+    episode: vf.Episode | None = None
 
 
 class _Model:

@@ -19,7 +19,7 @@ from typing import Any
 from llm_envs.errors import extra_needed
 from llm_envs.rollout.checks import check_success
 from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_step, env_attribute
-from llm_envs.sources.source import EpisodeSpec, SeedSource
+from llm_envs.sources.source import SeedSource
 
 with extra_needed("a taskset needs `verifiers`: pip install 'llm-envs[verifiers]'."):
     import verifiers.v1 as vf
@@ -68,7 +68,7 @@ class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):
         source = SeedSource(config.env_id, seed=config.run_seed, env_kwargs=kwargs)
         for index in range(config.n):
             spec = source.spec(index)
-            with closing(_make(spec)) as env:
+            with closing(EnvMaker(spec.env_id, spec.env_kwargs)()) as env:
                 observation, _ = check_reset(env.reset(seed=spec.seed))
                 data = EpisodeData(
                     name=f"{config.env_id}#{spec.seed}",
@@ -93,9 +93,8 @@ class EpisodeEnv(vf.Env[EpisodeEnvConfig]):
     async def run(self, task: Any, agents: Any) -> None:
         """Play to the end, and record the return, the components of the reward, and the success."""
         data = task.data
-        spec = EpisodeSpec(data.env_id, data.env_kwargs, data.seed)
         total, components, is_success = 0.0, dict[str, float](), False
-        with closing(await asyncio.to_thread(_make, spec)) as env:
+        with closing(await asyncio.to_thread(EnvMaker(data.env_id, data.env_kwargs))) as env:
             await asyncio.to_thread(env.reset, seed=data.seed)
             async with agents.player.interaction(task) as interaction:
                 segment = await interaction.turn()  # the task's prompt is the first observation
@@ -111,10 +110,6 @@ class EpisodeEnv(vf.Env[EpisodeEnvConfig]):
                     segment = await interaction.turn(observation)
         interaction.trace.record_reward("return", total)
         interaction.trace.record_metrics({**components, "success": float(is_success)})
-
-
-def _make(spec: EpisodeSpec) -> Env:
-    return EnvMaker(spec.env_id, spec.env_kwargs)()
 
 
 def _system_prompt(env: Env) -> str | None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
 
 __all__ = ["canonical_board_text"]
 
@@ -25,33 +30,15 @@ def canonical_board_text(text: str) -> str:
     before, after = "\n".join(lines[:start]), "\n".join(lines[start + len(rows) :])
     body, has_names = _without_labels(rows)
     height, width = len(body), len(body[0])
-    forms = []
-    for turn in _SYMMETRIES:
-        if turn(height - 1, width - 1, height, width) is None:
+    cells, forms = [cell for row in body for cell in row], []
+    places = np.arange(height * width).reshape(height, width)
+    for side, turns in product((places, places[:, ::-1]), range(4)):
+        if (turned := np.rot90(side, turns)).shape != places.shape:
             continue
-        forms.append(f"{_moved(before, turn, height, width) if has_names else before}\0{_turned(body, turn)}\0"
-                     f"{_moved(after, turn, height, width) if has_names else after}")  # fmt: skip
+        move = partial(_moved, np.argsort(turned, axis=None), height, width)
+        texts = [_CELL_NAME.sub(move, text) if has_names else text for text in (before, after)]
+        forms.append(f"{texts[0]}\0{' '.join(cells[place] for place in turned.flat)}\0{texts[1]}")
     return min(forms)
-
-
-_Symmetry = Callable[[int, int, int, int], "tuple[int, int] | None"]
-
-
-def _square(turn: Callable[[int, int, int, int], tuple[int, int]]) -> _Symmetry:
-    return lambda row, column, height, width: turn(row, column, height, width) if height == width else None
-
-
-_SYMMETRIES: tuple[_Symmetry, ...] = (
-    lambda row, column, height, width: (row, column),
-    lambda row, column, height, width: (height - 1 - row, column),
-    lambda row, column, height, width: (row, width - 1 - column),
-    lambda row, column, height, width: (height - 1 - row, width - 1 - column),
-    _square(lambda row, column, height, width: (column, row)),
-    _square(lambda row, column, height, width: (width - 1 - column, row)),
-    _square(lambda row, column, height, width: (column, height - 1 - row)),
-    _square(lambda row, column, height, width: (width - 1 - column, height - 1 - row)),
-)
-"""The new position of a cell (row, column) of a board of some height and width; None if the board's shape changes."""
 
 
 def _board(lines: Sequence[str]) -> tuple[int, _Rows]:
@@ -86,19 +73,10 @@ def _without_labels(rows: _Rows) -> tuple[_Rows, bool]:
     return rows, False
 
 
-def _turned(rows: _Rows, turn: _Symmetry) -> str:
-    height, width = len(rows), len(rows[0])
-    cells = {turn(i, j, height, width): cell for i, row in enumerate(rows) for j, cell in enumerate(row)}
-    return " ".join(cells[place] for place in sorted(cells))  # type: ignore[type-var]  # no None among them
-
-
-def _moved(text: str, turn: _Symmetry, height: int, width: int) -> str:
-    def moved(name: re.Match[str]) -> str:
-        row, column = int(name[2]) - 1, ord(name[1]) - ord("A")
-        if not (0 <= row < height and 0 <= column < width):
-            return name[0]
-        place = turn(row, column, height, width)
-        assert place is not None
-        return f"{chr(ord('A') + place[1])}{place[0] + 1}"
-
-    return _CELL_NAME.sub(moved, text)
+def _moved(new_place: npt.NDArray[np.intp], height: int, width: int, name: re.Match[str]) -> str:
+    """Return the name of a cell after its board has moved: the new place of each cell, counted along the rows."""
+    row, column = int(name[2]) - 1, ord(name[1]) - ord("A")
+    if not (0 <= row < height and 0 <= column < width):
+        return name[0]
+    row, column = divmod(int(new_place[row * width + column]), width)
+    return f"{chr(ord('A') + column)}{row + 1}"

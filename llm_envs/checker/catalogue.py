@@ -9,30 +9,19 @@ from __future__ import annotations
 import ast
 import importlib.util
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
-from llm_envs.env import SingleTurnEnv, TextEnv
+from llm_envs.env import Difficulty, SingleTurnEnv, TextEnv
 from llm_envs.registration import task_ids, task_spec
 
-__all__ = ["LevelCard", "TaskCard", "describe", "example_kwargs", "family_of", "suite_ids", "summary"]
+__all__ = ["TaskCard", "describe", "example_kwargs", "family_of", "suite_ids", "summary"]
 
 _OURS = "llm_envs.tasks."
-
-
-@dataclass(frozen=True, slots=True)
-class LevelCard:
-    """One level of a task."""
-
-    description: str
-    chance_rate: float
-    n_problems: int | None
-    disjoint_splits: bool
-    expected_hard: str | None
-    """Why a frontier model is expected to fail about half of the episodes; None if it is not expected to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +37,16 @@ class TaskCard:
     """Names, at the default level."""
     max_turns: int
     default_difficulty: str
-    levels: dict[str, LevelCard]
+    levels: dict[str, Difficulty]
     oracle_is_exact: bool
     reward_weights: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the card as JSON types."""
-        return asdict(self)
+        """Return the card as JSON types, without what only the task's code uses of a level."""
+        card = asdict(self)
+        for level, name in product(card["levels"].values(), ("settings", "max_return", "min_return")):
+            del level[name]
+        return card
 
 
 def suite_ids() -> list[str]:
@@ -143,12 +135,7 @@ def describe(task_id: str) -> TaskCard:
             tools=tuple(str(tool["function"]["name"]) for tool in task.tools),
             max_turns=task.max_turns,
             default_difficulty=task.default_difficulty,
-            levels={
-                name: LevelCard(
-                    level.description, level.chance_rate, level.n_problems, level.disjoint_splits, level.expected_hard
-                )
-                for name, level in task.difficulties.items()
-            },
+            levels=dict(task.difficulties),
             oracle_is_exact=task.oracle_is_exact,
             reward_weights=dict(task.reward_weights),
         )

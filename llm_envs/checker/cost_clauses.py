@@ -64,12 +64,18 @@ def steps_in_time(subject: Subject) -> str:
     for seed, trace in enumerate(subject.references):
         tries: list[Sequence[float]] = []
         for _ in range(_N_TIMED):
-            tries.append(_step_times(subject, subject.env, seed, trace.actions))
+            subject.env.reset(seed=seed)
+            times = []
+            for action in trace.actions:
+                started = time.perf_counter()
+                subject.env.step(action)
+                times.append(time.perf_counter() - started)
+            tries.append(times)
             if max(tries[-1], default=0.0) <= most_s:
                 break
-        for turn, times in enumerate(zip(*tries, strict=False)):
-            if min(times) > slowest:
-                slowest, what = min(times), f"seed {seed}, turn {turn + 1}: {trace.actions[turn][:60]!r}"
+        for turn, found in enumerate(zip(*tries, strict=False)):
+            if min(found) > slowest:
+                slowest, what = min(found), f"seed {seed}, turn {turn + 1}: {trace.actions[turn][:60]!r}"
     require(
         slowest <= most_s,
         f"{what} takes {slowest:.2f} s, {most_s:g} s allowed: make it quicker, or set blocking = True if it waits",
@@ -79,16 +85,6 @@ def steps_in_time(subject: Subject) -> str:
 
 def _most_step_s(subject: Subject) -> float:
     return subject.settings.max_step_s * (10 if getattr(subject.env.unwrapped, "blocking", False) else 1)
-
-
-def _step_times(subject: Subject, env: gym.Env[str, str], seed: int, actions: Sequence[str]) -> list[float]:
-    env.reset(seed=seed)
-    times = []
-    for action in actions:
-        started = time.perf_counter()
-        env.step(action)
-        times.append(time.perf_counter() - started)
-    return times
 
 
 def reads_long_replies_quickly(subject: Subject) -> str:

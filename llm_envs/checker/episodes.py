@@ -146,17 +146,7 @@ def probe(observation: str, rng: random.Random) -> str:
 
 def hostile_policy(act: HostileAction, rng: random.Random) -> TextPolicy:
     """Return a policy of one hostile action, for environments of any kind."""
-    return lambda env, observation: act(_Described(env), observation, rng)
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """An environment whose missing attributes are empty, for hostile actions that look at them."""
-
-    env: Any
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        return getattr(self.env, name, "")
+    return lambda env, observation: act(env, observation, rng)
 
 
 # Comparisons.

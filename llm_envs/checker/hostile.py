@@ -68,7 +68,9 @@ def hostile_actions(tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Hostil
     actions["an answer of a random number"] = lambda env, seen, rng: format_answer(rng.randint(-10_000, 10_000))
     actions["an echo"] = lambda env, seen, rng: seen
     actions["an echo as the answer"] = lambda env, seen, rng: format_answer(seen)
-    actions["an echo of the system prompt"] = lambda env, seen, rng: f"{env.get_wrapper_attr('system_prompt')}\n{seen}"
+    actions["an echo of the system prompt"] = lambda env, seen, rng: (
+        f"{getattr(env.unwrapped, 'system_prompt', '')}\n{seen}"
+    )
     actions["an echo of the problem"] = lambda env, seen, rng: format_answer(seen.partition(" is ")[2].rstrip("?"))
     for tool in tools:
         function = tool["function"]

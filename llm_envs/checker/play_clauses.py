@@ -24,7 +24,7 @@ from llm_envs.checker.verdicts import BrokenClause, Inapplicable, require
 from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.env.state import generators
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import ParsedReply, format_tool_call
+from llm_envs.parsers import format_tool_call
 
 __all__ = [
     "ends_its_episodes",
@@ -357,11 +357,7 @@ def _misplaced(answer: str, task: TextEnv) -> list[tuple[str, str]]:
     places.append(("in a tool call's arguments", format_tool_call(names[0], note=answer)))
     if type(task).parse_reply is TextEnv.parse_reply:
         return places
-    return [(where, action) for where, action in places if _has_no_words(task.parse_reply(action))]
-
-
-def _has_no_words(reply: ParsedReply) -> bool:
-    return bool(reply.problems or reply.thinking or reply.tool_calls)
+    return [p for p in places if (r := task.parse_reply(p[1])).problems or r.thinking or r.tool_calls]
 
 
 def _answer_anything(answer: str, **arguments: Any) -> str:

@@ -67,7 +67,10 @@ def needs_every_round(subject: Subject) -> str:
     for seed, steps in enumerate(subject.oracle_episodes):
         actions = [step.action for step in steps]
         again = [turn for turn, action in enumerate(actions) if action in actions[:turn]]
-        if not steps[-1].is_win or not again or _may_ask(unwrap(env), actions[again[-1]]):
+        if not steps[-1].is_win or not again:
+            continue
+        task, repeated = unwrap(env), actions[again[-1]]
+        if task.parse_reply(repeated).tool_calls or _is_message(task, repeated):
             continue
         n += 1
         won += [seed] if subject.wins(env, seed, repeat([*actions[: again[-1]], *actions[again[-1] + 1 :]])) else []
@@ -138,10 +141,6 @@ def understands_other_wordings(subject: Subject) -> str:
 def _ask_reworded(reworded: Callable[[str], str], task: TextEnv, observation: str) -> str:
     action = task.oracle()
     return reworded(action) if _is_message(task, action) else action
-
-
-def _may_ask(task: TextEnv, action: str) -> bool:
-    return bool(task.parse_reply(action).tool_calls) or _is_message(task, action)
 
 
 def _is_message(task: TextEnv, action: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
-from llm_envs.checker.episodes import Step, TextPolicy, Trace, probe, repeat
+from llm_envs.checker.episodes import TextPolicy, Trace, probe, repeat
 from llm_envs.checker.reward_hacks import reward_hacks
 from llm_envs.checker.subject import Subject
 from llm_envs.checker.verdicts import Inapplicable, require
@@ -50,7 +50,10 @@ def returns_are_in_range(subject: Subject) -> str:
     )
     totals = []
     for trace in subject.all_traces:
-        total = sum(_paid(subject, step) for step in trace.steps)
+        total = trace.total
+        if subject.is_task:
+            weights = subject.task.reward_weights
+            total = sum(weighted_sum(step.info["reward_components"], weights) for step in trace.steps)
         require(math.isfinite(total), f"{trace.actions[-1:]!r:.60} led to a return of {total}: pay finite rewards")
         require(
             low - 1e-9 <= total <= high + 1e-9,
@@ -61,12 +64,6 @@ def returns_are_in_range(subject: Subject) -> str:
         totals.append(total)
     declared = "" if subject.return_range else "; no range declared"
     return f"returns from {min(totals):g} to {max(totals):g}{declared}"
-
-
-def _paid(subject: Subject, step: Step) -> float:
-    if subject.is_task:
-        return weighted_sum(step.info["reward_components"], subject.task.reward_weights)
-    return float(step.reward)
 
 
 def rewards_are_weighted_components(subject: Subject) -> str:
@@ -145,12 +142,12 @@ def is_not_won_by_common_replies(subject: Subject) -> str:
     actions = [action for trace in subject.oracle_traces for action in trace.actions] if has_oracle else []
     words = dict.fromkeys((*_FIXED, *([max(actions, key=actions.count)] if actions else [])))
     players = {f"always {word[:40]!r}": partial(_always, repeat([], word)) for word in words}
-    return _measured(subject, players | {"a player of random probes": _random_policy}, "players")
 
+    def random_policy(seed: int) -> TextPolicy:
+        rng = random.Random(seed)
+        return lambda env, observation: probe(observation, rng)
 
-def _random_policy(seed: int) -> TextPolicy:
-    rng = random.Random(seed)
-    return lambda env, observation: probe(observation, rng)
+    return _measured(subject, players | {"a player of random probes": random_policy}, "players")
 
 
 def is_not_won_by_reward_hacks(subject: Subject) -> str:

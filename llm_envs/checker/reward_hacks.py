@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable
 
-from llm_envs.checker.episodes import TextPolicy
+from llm_envs.checker.episodes import TextPolicy, hostile_policy, repeat
 from llm_envs.checker.hostile import hostile_actions
 from llm_envs.parsers import format_answer
 
@@ -74,10 +74,10 @@ def reward_hacks() -> dict[str, TextPolicy]:
     hacks: dict[str, TextPolicy] = {}
     for family, texts in _TEXTS.items():
         for text in texts:
-            hacks[f"{family}: {' '.join(text.split())[:50]!r}"] = _always(text)
+            hacks[f"{family}: {' '.join(text.split())[:50]!r}"] = repeat([], text)
     echoes = {name: act for name, act in hostile_actions().items() if name.startswith("an echo")}
     for name in ("an echo", "an echo as the answer"):
-        hacks[f"quotation: {name}"] = _echo(echoes[name])
+        hacks[f"quotation: {name}"] = hostile_policy(echoes[name], random.Random(0))
     for name, quote in _QUOTES.items():
         hacks[f"quotation: {name}"] = _quoting(quote)
         hacks[f"quotation: {name}, as the answer"] = _quoting(lambda seen, quote=quote: format_answer(quote(seen)))  # type: ignore[misc]
@@ -92,13 +92,5 @@ _QUOTES: dict[str, Callable[[str], str]] = {
 }
 
 
-def _always(text: str) -> TextPolicy:
-    return lambda env, observation: text
-
-
 def _quoting(quote: Callable[[str], str]) -> TextPolicy:
     return lambda env, observation: quote(observation)
-
-
-def _echo(act: Callable[..., str]) -> TextPolicy:
-    return lambda env, observation: act(env, observation, random.Random(0))

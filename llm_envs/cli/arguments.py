@@ -8,6 +8,7 @@ import math
 import re
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,11 +25,15 @@ __all__ = [
     "add_rollout_arguments",
     "add_sampling_arguments",
     "add_shard_argument",
+    "arrangement_of",
     "check_one",
     "env_kwargs_of",
+    "number",
     "positive",
     "require_model",
     "require_text",
+    "rules_of",
+    "seconds",
     "temperature",
     "warn_of_every_address",
 ]
@@ -52,25 +57,34 @@ def check_one(given: dict[str, Any]) -> None:
         raise InvalidConfigError(f"{' or '.join(given)}: {found}, one is needed.")
 
 
-def positive(text: str) -> int:
-    """Read a whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1") from error
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
+def number(what: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """Return the type of an option that is a finite number.
+
+    Args:
+        what: The numbers that it takes, for the error.
+        is_valid: Whether a number is one of them.
+        kind: Reads a number.
+    """
+
+    def read(text: str) -> Any:
+        with suppress(ValueError, OverflowError):
+            value = kind(text)
+            if math.isfinite(value) and is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+
+    return read
+
+
+positive = number("an integer of at least 1", lambda value: value >= 1, int)
+seconds = number("a number of seconds above 0", lambda value: value > 0)
+temperature = number("a number of at least 0 (0 is greedy)", lambda value: value >= 0)
 
 
 def concurrency(text: str) -> int | Literal["auto"]:
     """Read a number of episodes, or "auto"."""
-    if text == "auto":
-        return "auto"
-    try:
-        return positive(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not an integer of at least 1, or auto") from error
+    read = number("an integer of at least 1, or auto", lambda value: value >= 1, int)
+    return "auto" if text == "auto" else int(read(text))
 
 
 def add_shard_argument(parser: argparse._ActionsContainer) -> None:
@@ -91,22 +105,6 @@ def shard(text: str) -> Shard:
         return Shard.parse(text)
     except InvalidConfigError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
-
-
-def seconds(text: str) -> float:
-    """Read a duration."""
-    value = float(text)
-    if not math.isfinite(value) or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return value
-
-
-def temperature(text: str) -> float:
-    """Read a sampling temperature."""
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0 (0 is greedy)")
-    return value
 
 
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
@@ -193,12 +191,39 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
 
 
+def rules_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling, the limits and the history of a collector; without a temperature it is 1."""
+    from llm_envs.rollout import RolloutLimits
+    from llm_envs.types import SamplingParams
+
+    heat = 1.0 if arguments.temperature is None else arguments.temperature
+    return {
+        "sampling": SamplingParams(temperature=heat, max_new_tokens=arguments.max_turn_tokens or 512),
+        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
+        "history": arguments.history,
+    }
+
+
+def arrangement_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the other arguments of a collector that `add_rollout_arguments` has."""
+    from llm_envs.rollout import create_window
+
+    return {
+        "max_concurrency": arguments.max_concurrency,
+        "workers": arguments.workers or 0,
+        "env_servers": arguments.env_servers or (),
+        "context_fn": None if arguments.window is None else create_window(arguments.window),
+    }
+
+
 def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
-    """Refuse an environment without text spaces, or arguments that it does not take."""
+    """Refuse an unknown environment, one without text spaces, or arguments that it does not take."""
     import gymnasium as gym
 
+    from llm_envs.registration import task_spec
     from llm_envs.rollout.workers.runner import close_env, make_env
 
+    task_spec(task_id)
     env = make_env(task_id, env_kwargs)
     try:
         if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=float, metavar="NATS", help="of a log-probability; default: the noise of the run"
     )
     parser.add_argument("--json", action=Flag, help="print the result as JSON")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:

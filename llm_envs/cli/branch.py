@@ -8,7 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import add_rollout_arguments, add_sampling_arguments, positive
+from llm_envs.cli.arguments import (
+    add_rollout_arguments,
+    add_sampling_arguments,
+    arrangement_of,
+    positive,
+    rules_of,
+)
 from llm_envs.cli.parser import Flag
 from llm_envs.cli.policy_options import add_player_arguments, open_player, player_settings
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
@@ -44,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action=Flag, help="print the outcomes as JSON")
     add_sampling_arguments(parser)
     add_rollout_arguments(parser)
-    parser.epilog = EXAMPLES
-    add_player_arguments(parser, ["oracle", "random"])
+    add_player_arguments(parser)
 
 
 def _turn(text: str) -> int | str:
@@ -57,10 +62,7 @@ def _turn(text: str) -> int | str:
 def run(arguments: argparse.Namespace) -> int:
     """Branch, and return the exit code."""
     from llm_envs.data.writer import TrajectoryWriter, check_folder
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.fork import branch_each, replay_to
-    from llm_envs.types import SamplingParams
 
     episode = _episode(arguments.folder, arguments.episode)
     turns = range(len(episode.turns)) if arguments.turn == "all" else [arguments.turn]
@@ -73,22 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.out is not None:
         check_folder(arguments.out, settings, resume=False)
-    with open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec):
+    with open_player(arguments) as (policy, codec):
         groups = branch_each(
             episode,
             turns,
             arguments.times,
             policy,
             codec=codec,
-            sampling=SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),
-            limits=RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
-            history=arguments.history,
-            context_fn=None if arguments.window is None else create_window(arguments.window),
             seed=arguments.seed,
-            max_concurrency=arguments.max_concurrency,
-            workers=arguments.workers or 0,
-            env_servers=arguments.env_servers or (),
             progress=arguments.model is not None,
+            **rules_of(arguments),
+            **arrangement_of(arguments),
         )
     if arguments.out is not None:
         with TrajectoryWriter(arguments.out, settings=settings) as writer:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, positive, seconds
+from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, number, positive, seconds
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError
 from llm_envs.processes import end_with_parent
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action=Repeatable, metavar="NAME", help="run only this check (repeatable)")
     parser.add_argument("--oracle", metavar="MODULE:FUNCTION", help="(environment, observation) to a winning action")
     parser.add_argument("--learn", metavar="MODULE:FUNCTION", help="trains on the environment: the learnability check")
-    parser.add_argument("--chance-rate", type=_share, metavar="P", help="success rate of players without skill")
+    share = number("a number between 0 and 1", lambda value: 0 <= value <= 1)
+    parser.add_argument("--chance-rate", type=share, metavar="P", help="success rate of players without skill")
     parser.add_argument("--success-at", type=float, metavar="R", help="lowest return of a success; default 1")
     parser.add_argument("--n-problems", type=positive, metavar="N", help="number of problems; default: many")
     parser.add_argument("--max-turns", type=positive, metavar="N", help="turns per episode; default 200")
@@ -57,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="folder for certificate.html, certificate.json and badge.json")
     parser.add_argument("--json", action=Flag, help="print all findings as JSON")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -118,14 +118,11 @@ def _certificate(arguments: argparse.Namespace) -> Certificate:
     from llm_envs.checker import Settings
     from llm_envs.checker.certification import certify
 
-    names = (
-        *("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes"),
-        *("oracle", "learn"),
-    )
+    names = ("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes")
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     for name, setting in (("oracle", "oracle"), ("learn", "learner")):
-        if name in given:
-            given[setting] = _function(f"--{name}", given.pop(name))
+        if (function := getattr(arguments, name)) is not None:
+            given[setting] = _function(f"--{name}", function)
     return certify(arguments.env, Settings(**given), checks=arguments.check or None, **env_kwargs_of(arguments))
 
 
@@ -139,10 +136,3 @@ def _function(option: str, name: str) -> Any:
     if not callable(found):
         raise InvalidConfigError(f"{option} {name} is a {type(found).__name__}; it must be a function.")
     return found
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number between 0 and 1")
-    return value

@@ -15,14 +15,16 @@ from llm_envs.cli.arguments import (
     add_rollout_arguments,
     add_sampling_arguments,
     add_shard_argument,
+    arrangement_of,
     env_kwargs_of,
     positive,
     require_text,
+    rules_of,
     seconds,
 )
 from llm_envs.cli.parser import Flag, Parser, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
-from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played, room_examples
+from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError
 from llm_envs.tracking.loggers import visible_text
@@ -81,8 +83,7 @@ def add_arguments(parser: Parser) -> None:
     add_rollout_arguments(parser)
     add_room_arguments(parser, "collect")
     add_tracking_arguments(parser)
-    parser.epilog = EXAMPLES + room_examples("collect")
-    add_player_arguments(parser, ["oracle", "random"])
+    add_player_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,11 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.data.folder import MANIFEST_NAME
     from llm_envs.data.storage import as_path, exists
     from llm_envs.data.writer import check_folder, finished_keys
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.collect_run import collect_run, run_settings
     from llm_envs.tracking.progress import live_progress
-    from llm_envs.types import SamplingParams
 
     check_tracking(arguments)
     check_player(arguments)
@@ -103,9 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     collector: dict[str, Any] = {
         "seed": arguments.seed,
         "env_kwargs": env_kwargs_of(arguments),
-        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),
-        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
-        "history": arguments.history,
+        **rules_of(arguments),
     }
     if own_env is not None:
         own_env(**collector["env_kwargs"]).close()  # reports wrong arguments
@@ -122,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with (
             tracker_of(arguments, own) as logger,
-            open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, played),
+            open_collector(arguments) as (policy, played),
         ):
             done = collect_run(
                 envs,
@@ -137,10 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
                 logger=logger,
                 log_every_s=arguments.log_every_s,
                 upload_every_s=arguments.upload_every_s,
-                max_concurrency=arguments.max_concurrency,
-                workers=arguments.workers or 0,
-                env_servers=arguments.env_servers or (),
-                context_fn=None if arguments.window is None else create_window(arguments.window),
+                **arrangement_of(arguments),
                 **played,
                 **collector,
             )
@@ -152,12 +145,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _envs(arguments: argparse.Namespace) -> list[EnvChoice]:
     """Return the environments, after checking that each exists and is one of texts."""
-    from llm_envs.registration import task_spec
     from llm_envs.sources.mixture_text import parse_mixture
 
     envs = parse_mixture(arguments.envs, arguments.exclude or ())
     for choice in envs:
-        task_spec(choice.env_id)
         require_text(choice.env_id, env_kwargs_of(arguments))
     return envs
 

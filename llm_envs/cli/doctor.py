@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_envs.cli.arguments import require_model, require_text
 from llm_envs.cli.parser import Flag, Parser
-from llm_envs.cli.room_options import add_room_arguments, hooks, room_examples
+from llm_envs.cli.room_options import add_room_arguments, hooks
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 
@@ -44,7 +44,6 @@ def add_arguments(parser: Parser) -> None:
         default="auto",
         help="colour the output; default: on a terminal",
     )
-    parser.epilog = EXAMPLES + room_examples("doctor")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,13 +51,16 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs import doctor
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.inference.loading import load_tokenizer
-    from llm_envs.registration import task_spec
 
-    task_spec(arguments.env)
     require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
     further = [show for examine in hooks("examine") if (show := examine(arguments)) is not None]
-    template = None if arguments.chat_template_path is None else _read_template(arguments.chat_template_path)
+    template = None
+    if (path := arguments.chat_template_path) is not None:
+        try:
+            template = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfigError(f"--chat-template-path {path}: it cannot be read ({error}).") from error
     codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
     config = _configuration(arguments.model)
     text = None if config is None else config.get_text_config()
@@ -86,13 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(visible_text(f"PROBLEM  {problem}"))
     print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
     return 1 if problems else 0
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"--chat-template-path {path}: it cannot be read ({error}).") from error
 
 
 def _configuration(name: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,8 +18,11 @@ from llm_envs.cli.arguments import (
     add_rollout_arguments,
     add_sampling_arguments,
     add_shard_argument,
+    arrangement_of,
+    number,
     positive,
     require_text,
+    rules_of,
 )
 from llm_envs.cli.parser import Flag, Parser, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
@@ -30,16 +32,14 @@ from llm_envs.cli.room_options import (
     open_collector,
     played_settings,
     read_played,
-    room_examples,
 )
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
-    from llm_envs.evaluation.comparison import Comparison
     from llm_envs.evaluation.results import Results
-    from llm_envs.evaluation.suite import Suite
+    from llm_envs.evaluation.suite import Suite, Thresholds
     from llm_envs.types import SamplingParams
 
 __all__ = ["add_arguments", "run"]
@@ -100,25 +100,26 @@ def add_arguments(parser: Parser) -> None:
     add_room_arguments(parser, "eval")
     _add_output_arguments(parser)
     add_tracking_arguments(parser)
-    parser.epilog = EXAMPLES + room_examples("eval")
-    add_player_arguments(parser, ["oracle", "random"])
+    add_player_arguments(parser)
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    confidence = number("between 0 and 1", lambda value: 0 < value < 1)
+    finite = number("a finite number", lambda value: True)
     group = parser.add_argument_group("what comes of it")
     group.add_argument("--out", metavar="DIR", help="output folder of the run: the trajectories and results.json")
     group.add_argument("--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more")
     add_shard_argument(group)
     group.add_argument("--json", action=Flag, help="print the results as JSON")
     group.add_argument(
-        "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
+        "--confidence", type=confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
     )
     group.add_argument("--compare", metavar="RESULTS", help="compare with an earlier run's folder or results.json")
-    group.add_argument("--min-success", type=_finite, metavar="P", help="exit with 1 if a task's success is below P")
-    group.add_argument("--min-mean-reward", type=_finite, metavar="R", help="the same for its mean reward")
-    group.add_argument("--min-pass-at-k", type=_finite, metavar="P", help="the same for its pass@k")
-    group.add_argument("--min-pass-hat-k", type=_finite, metavar="P", help="the same for its pass^k")
-    group.add_argument("--max-errors", type=_finite, metavar="P", help="allowed share of errored episodes; default 0")
+    group.add_argument("--min-success", type=finite, metavar="P", help="exit with 1 if a task's success is below P")
+    group.add_argument("--min-mean-reward", type=finite, metavar="R", help="the same for its mean reward")
+    group.add_argument("--min-pass-at-k", type=finite, metavar="P", help="the same for its pass@k")
+    group.add_argument("--min-pass-hat-k", type=finite, metavar="P", help="the same for its pass^k")
+    group.add_argument("--max-errors", type=finite, metavar="P", help="allowed share of errored episodes; default 0")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.suite == STANDARD:
         return _run_standard(arguments)
     other = None if arguments.compare is None else load_results(arguments.compare, confidence=arguments.confidence)
-    names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
+    names = arguments.replay or arguments.out or str(arguments.model or arguments.policy), arguments.compare
     suite = None if arguments.replay and not arguments.suite else _suite(arguments)
     try:
         if suite is None or arguments.replay:
@@ -149,7 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
     if other is not None:
         found = compare(results, other, names=names, confidence=arguments.confidence)
     if arguments.json:
-        print(_json(results, found))
+        compared = {} if found is None else {"comparison": found.to_dict()}
+        print(json.dumps(results.to_dict() | compared, indent=1, allow_nan=False))
     else:
         print(show_results(results))
         if found is not None:
@@ -222,7 +224,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _suite(arguments: argparse.Namespace) -> Suite:
-    from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds, load_suite, unweighted
+    from llm_envs.evaluation.suite import Suite, SuiteEntry, load_suite, unweighted
     from llm_envs.sources.mixture_text import parse_mixture
 
     if arguments.suite is not None:
@@ -245,7 +247,7 @@ def _suite(arguments: argparse.Namespace) -> Suite:
             kwargs if level is None else {**kwargs, "difficulty": level},
             n=n,
             k=k,
-            thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+            thresholds=_asked(arguments),
             factory=own_env,
         )
         for env_id in env_ids
@@ -263,9 +265,8 @@ def _run_standard(arguments: argparse.Namespace) -> int:
         parse_data,
         standard_suite,
     )
-    from llm_envs.evaluation.suite import Thresholds, failed_thresholds
+    from llm_envs.evaluation.suite import failed_thresholds
     from llm_envs.evaluation.table import show_results
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
 
     check_player(arguments)
     given = {
@@ -273,13 +274,13 @@ def _run_standard(arguments: argparse.Namespace) -> int:
         "samples": arguments.group_size,
         "k": arguments.k,
         "seed": arguments.seed or 0,
-        "thresholds": Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+        "thresholds": _asked(arguments),
         "env_kwargs": arguments.env_kwargs,
     }
     suites = {name: (data, standard_suite(name, data, **given)) for name, data in parse_data(arguments.data).items()}
     played, failed = {}, 0
     try:
-        with open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as opened:
+        with open_collector(arguments) as opened:
             for name, (data, suite) in suites.items():
                 sampling = changed_sampling(name, arguments.temperature, arguments.max_turn_tokens)
                 line = describe_protocol(name, data, suite, sampling)
@@ -303,12 +304,17 @@ def _run_standard(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _asked(arguments: argparse.Namespace) -> Thresholds:
+    from llm_envs.evaluation.suite import Thresholds
+
+    return Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS})
+
+
 def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
     """Return the thresholds for each task of a stored run."""
-    from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds
+    from llm_envs.evaluation.suite import Suite, SuiteEntry
 
-    asked = Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS})
-    entries = (SuiteEntry(t.env_id, t.env_kwargs, t.name, k=t.k, thresholds=asked) for t in results)
+    entries = (SuiteEntry(t.env_id, t.env_kwargs, t.name, k=t.k, thresholds=_asked(arguments)) for t in results)
     return Suite(tuple(entries), max(task.k for task in results))
 
 
@@ -359,29 +365,16 @@ def _play(
     from llm_envs.data.writer import check_folder, finished
     from llm_envs.evaluation.run import evaluate_suite, resumable_settings, suite_settings
     from llm_envs.evaluation.suite import SuiteSource
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.registration import task_spec
-    from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.collect_run import run_settings
     from llm_envs.tracking.progress import live_progress
-    from llm_envs.types import SamplingParams
 
     check_player(arguments)
     for entry in suite.entries:
         if entry.factory is not None:
             entry.factory(**entry.kwargs).close()  # reports wrong arguments
             continue
-        task_spec(entry.env_id)
         require_text(entry.env_id, dict(entry.kwargs))
-    collector: dict[str, Any] = {
-        "sampling": sampling
-        or SamplingParams(
-            temperature=1.0 if arguments.temperature is None else arguments.temperature,
-            max_new_tokens=arguments.max_turn_tokens or 512,
-        ),
-        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
-        "history": arguments.history,
-    }
+    collector = rules_of(arguments) | ({} if sampling is None else {"sampling": sampling})
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     settings |= played_settings(arguments, suite.entries[0].factory) | dict(more_settings or {})
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
@@ -396,11 +389,7 @@ def _play(
             finished(arguments.out)
     with (
         tracker_of(arguments, own) as logger,
-        (
-            open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy})
-            if opened is None
-            else nullcontext(opened)
-        ) as (policy, played),
+        open_collector(arguments) if opened is None else nullcontext(opened) as (policy, played),
     ):
         return evaluate_suite(
             suite,
@@ -413,33 +402,7 @@ def _play(
             show=live_progress,
             logger=logger,
             log_every_s=arguments.log_every_s,
-            max_concurrency=arguments.max_concurrency,
-            workers=arguments.workers or 0,
-            env_servers=arguments.env_servers or (),
-            context_fn=None if arguments.window is None else create_window(arguments.window),
+            **arrangement_of(arguments),
             **played,
             **collector,
         )
-
-
-def _player_name(arguments: argparse.Namespace) -> str:
-    return str(arguments.model or arguments.policy)
-
-
-def _json(results: Results, comparison: Comparison | None) -> str:
-    data = results.to_dict() | ({} if comparison is None else {"comparison": comparison.to_dict()})
-    return json.dumps(data, indent=1, allow_nan=False)
-
-
-def _confidence(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
-    return value

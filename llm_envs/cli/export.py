@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.arguments import number
 from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import as_path, local_path
 from llm_envs.errors import InvalidConfigError, StoreError
@@ -50,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["scored", "successes", "all"],
         help="episodes to export; default: all for a dataset and the hub, else the scored ones",
     )
-    parser.add_argument("--margin", type=_margin, default=0.0, help="pairs: minimum difference of rewards; default 0")
+    margin = number("a number of at least 0", lambda value: value >= 0)
+    parser.add_argument("--margin", type=margin, default=0.0, help="pairs: minimum difference of rewards; default 0")
     parser.add_argument("--public", action=Flag, help="hub: a new repository is public; default: private")
     parser.add_argument("--license", metavar="NAME", help="hub: the data's license, such as cc-by-4.0")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,6 +118,7 @@ def _kept(arguments: argparse.Namespace) -> Iterator[Trajectory]:
 
 def _write(episodes: _Counted, target: Path, arguments: argparse.Namespace) -> int:
     from llm_envs.data import datasets as data
+    from llm_envs.data.folder import read_manifest
 
     if arguments.to == "dataset":
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,10 @@ def _write(episodes: _Counted, target: Path, arguments: argparse.Namespace) -> i
     if arguments.to == "sft":
         records = (row for episode in episodes for row in data.sft_rows([episode], keep=lambda trajectory: True))
     else:
-        groups = data.iter_groups(episodes, _group_size(arguments.run))
+        size = None
+        with suppress(StoreError):  # a single file has no settings
+            size = read_manifest(as_path(arguments.run)).settings.get("group_size")
+        groups = data.iter_groups(episodes, size if isinstance(size, int) else None)
         records = (pair for group in groups for pair in data.preference_pairs([group], margin=arguments.margin))
     first = next(records, None)
     if first is None:
@@ -139,21 +144,3 @@ def _write(episodes: _Counted, target: Path, arguments: argparse.Namespace) -> i
             + ("; every group's rewards are equal, or within --margin." if arguments.to == "pairs" else ".")
         )
     return data.write_jsonl(chain([first], records), target)
-
-
-def _group_size(run: str) -> int | None:
-    """Return the number of episodes of each group; None if the run does not say."""
-    from llm_envs.data.folder import read_manifest
-
-    try:
-        size = read_manifest(as_path(run)).settings.get("group_size")
-    except StoreError:  # a single file
-        return None
-    return size if isinstance(size, int) else None
-
-
-def _margin(text: str) -> float:
-    value = float(text)
-    if not (value >= 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
-    return value

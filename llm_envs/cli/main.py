@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. `--debug` shows the traceback. Only the module of the
 given command is imported, and heavy libraries only where they are used. More commands come from the entry points of the
-group `llm_envs.commands`: modules with `ABOUT`, `add_arguments` and `run`.
+group `llm_envs.commands`: modules with `ABOUT`, `add_arguments` and `run`, and `EXAMPLES` for the end of the help.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ def create_parser(only: str | None = None) -> Parser:
     for name, command in known.items():
         if only in (None, name):
             module = importlib.import_module(command.module)
+            parser.commands[name].epilog = getattr(module, "EXAMPLES", None)
             getattr(module, command.add)(parser.commands[name])
             parser.commands[name].set_defaults(function=getattr(module, command.run))
             if command.reads_config:

@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", metavar="ENV", help="a task id")
     parser.add_argument("--seed", type=int, default=0, help="the run's seed: decides the episodes; default 0")
     add_env_arguments(parser)
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -34,9 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     import gymnasium as gym
 
     from llm_envs.bridges.mcp import serve_stdio
-    from llm_envs.registration import task_spec
 
-    task_spec(arguments.env)
     env_kwargs = env_kwargs_of(arguments)
     require_text(arguments.env, env_kwargs)
     serve_stdio(gym.make(arguments.env, **env_kwargs), arguments.env, arguments.seed)

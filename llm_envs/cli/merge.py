@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", metavar="DIR", help="the --out of commands with --shard, or shards' folders")
     parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the merged run")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import importlib.util
 import keyword
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="output folder; default: the current one"
     )
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -188,21 +188,13 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
     """
     paths = {root / name: text for name, text in files.items()}
     for path, text in paths.items():
-        is_larger = (
-            path.name == "pyproject.toml" and path.exists() and path.read_text(encoding="utf-8") in _without(text)
-        )
-        if path.exists() and not is_larger:
+        lines = Counter(path.read_text(encoding="utf-8").split("\n")) if path.exists() else None
+        if lines is not None and not (path.name == "pyproject.toml" and lines < Counter(text.split("\n"))):
             raise InvalidConfigError(f"{path} exists already: choose another name, or another folder with --out.")
     for path, text in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return list(paths)
-
-
-def _without(text: str) -> list[str]:
-    """Return every text that results from deleting one line."""
-    lines = text.splitlines(keepends=True)
-    return ["".join(lines[:i] + lines[i + 1 :]) for i in range(len(lines))]
 
 
 def _with_entry_point(text: str, line: str) -> str:

@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_env_arguments(parser)
     add_sampling_arguments(parser)
-    parser.epilog = EXAMPLES
-    add_player_arguments(parser, ["oracle", "random", "human"])
+    add_player_arguments(parser, "human")
 
 
 class HumanPolicy:
@@ -76,19 +75,15 @@ class HumanPolicy:
 
 def run(arguments: argparse.Namespace) -> None:
     """Play, and print the episodes."""
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.registration import task_spec
     from llm_envs.rollout import Collector
     from llm_envs.types import SamplingParams
 
-    task_spec(arguments.env)
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens)
     env_kwargs = env_kwargs_of(arguments)
     require_text(arguments.env, env_kwargs)
-    scripts = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
     episodes: list[Trajectory] = []
     with (
-        open_player(arguments, scripts) as (policy, codec),
+        open_player(arguments, {"human": HumanPolicy}) as (policy, codec),
         Collector(
             arguments.env,
             policy,

@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,20 +53,20 @@ LIST_TIMEOUT_S = 60.0
 _OPTIONS = sorted(set().union(*_TAKES.values()))
 
 
-def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str]) -> None:
+def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None:
     """Add the policy options.
 
     Args:
         parser: The command's parser.
-        policies: Names of the scripts that `--policy` takes; the first is the default.
+        *further: Names of scripts that `--policy` takes besides "oracle", the default, and "random".
     """
-    parser.set_defaults(default_policy=policies[0])
+    policies = ("oracle", "random", *further)
     group = parser.add_argument_group("policy")
     group.add_argument(
         "--policy",
         choices=[*policies, *MODEL_ENGINES],
         help=f"a script ({', '.join(policies)}), or an engine for --model, as --engine; default: the model, or "
-        f"{policies[0]} without one",
+        "oracle without one",
     )
     group.add_argument(
         "--model",
@@ -112,7 +113,6 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
         help="tokenizer of the episodes, for policies without one; with a server, default: --model",
     )
     parser.epilog = f"{parser.epilog or ''}\nset the key of servers and APIs in the environment variable {API_KEY}.\n"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def check_player(arguments: argparse.Namespace) -> None:
@@ -155,27 +155,38 @@ def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if kind == "script":
         record: dict[str, Any] = {"policy": arguments.policy}
     else:
-        record = {"policy": "model", "model": _resolved(arguments.model), "engine": _engine(kind)}
+        record = {
+            "policy": "model",
+            "model": _resolved(arguments.model),
+            "engine": "server" if kind == "serve" else kind,
+        }
     record |= {"tokenizer": _resolved(arguments.tokenizer), "server_args": arguments.server_args}
     return {name: value for name, value in record.items() if value is not None}
 
 
+@contextmanager
 def open_player(
-    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
-) -> AbstractContextManager[PolicyAndCodec]:
+    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]] | None = None
+) -> Iterator[PolicyAndCodec]:
     """Create the policy. Leaving the block closes it and stops the servers that were started for it.
 
     Args:
         arguments: The parsed options of `add_player_arguments`.
-        scripts: `--policy NAME` -> a function that creates the policy.
+        scripts: Of each further script, the function that creates the policy.
 
     Raises:
-        InvalidConfigError: At once, like `check_player`; or on entering the block, if something cannot be loaded or
-            reached.
+        InvalidConfigError: Like `check_player`, and if something cannot be loaded or reached.
         MissingExtraError: If the engine is not installed. The message names the extra.
     """
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+
     check_player(arguments)
-    return _opened(arguments, scripts)
+    if (kind := _kind(arguments)) != "script":
+        with ENGINES[kind](arguments) as player:
+            yield player
+        return
+    known: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
+    yield known[arguments.policy](), _codec(arguments.tokenizer)
 
 
 def _settle(arguments: argparse.Namespace) -> None:
@@ -197,7 +208,7 @@ def _settle(arguments: argparse.Namespace) -> None:
             f"the model runs on ({', '.join(MODEL_ENGINES)})."
         )
     elif policy is None and model is None:
-        arguments.policy = arguments.default_policy
+        arguments.policy = "oracle"
     if model is not None and model.startswith(("http://", "https://")):
         _settle_address(arguments, model)
     elif arguments.model_name is not None and not arguments.url:
@@ -243,45 +254,28 @@ def _only_model(url: str) -> str:
     return names[0]
 
 
-@contextmanager
-def _opened(arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]) -> Iterator[PolicyAndCodec]:
-    if (kind := _kind(arguments)) != "script":
-        with ENGINES[kind](arguments) as player:
-            yield player
-        return
-    yield scripts[arguments.policy](), _codec(arguments.tokenizer)
-
-
-@contextmanager
-def _transformers(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _transformers(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.transformers import TransformersPolicy
 
     policy = TransformersPolicy.from_pretrained(arguments.model)
-    with _closing(policy):
-        yield policy, ChatCodec(policy.tokenizer)
+    return policy, ChatCodec(policy.tokenizer)
 
 
-@contextmanager
-def _vllm(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _vllm(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.policies.vllm.engine import VLLMEnginePolicy
 
-    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **_shards(arguments))
-    with _closing(policy):
-        yield policy, policy.codec
-
-
-def _shards(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of an engine that shares its layers over all GPUs of its Ray actor."""
     n = getattr(arguments, "ray_gpus", None) or 1
-    # In a placement group vLLM would start more actors, which wait for GPUs that this actor has.
-    return {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
+    # An engine shares its layers over all GPUs of its Ray actor. In a placement group vLLM would start more actors,
+    # which wait for GPUs that this actor has.
+    shards: dict[str, Any] = {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
+    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **shards)
+    return policy, policy.codec
 
 
-@contextmanager
 def _server(
     arguments: argparse.Namespace, urls: Sequence[str] | None = None, api_key: str | None = None
-) -> Iterator[PolicyAndCodec]:
+) -> PolicyAndCodec:
     from llm_envs.policies.inference.loading import load_tokenizer
     from llm_envs.policies.vllm.server import VLLMServerPolicy
 
@@ -292,8 +286,7 @@ def _server(
         api_key=api_key or os.environ.get(API_KEY),
         max_concurrency=_at_once(arguments),
     )
-    with _closing(policy):
-        yield policy, policy.codec
+    return policy, policy.codec
 
 
 def _at_once(arguments: argparse.Namespace) -> int:
@@ -316,12 +309,11 @@ def _serve(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         devices=arguments.devices or _one_gpu_each(n),
     ) as servers:
         print(f"llm-envs: they answer at {', '.join(servers.urls)}", file=sys.stderr)
-        with _server(arguments, servers.urls, key) as player:
+        with _closing(_server, arguments, servers.urls, key) as player:
             yield player
 
 
-@contextmanager
-def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+def _api(arguments: argparse.Namespace) -> PolicyAndCodec:
     from llm_envs.policies.chat_api import ChatAPIPolicy
 
     policy = ChatAPIPolicy(
@@ -332,27 +324,27 @@ def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         requests_per_minute=arguments.requests_per_minute,
         max_tokens_name=arguments.max_tokens_name or "max_tokens",
     )
-    with _closing(policy):
-        yield policy, _codec(arguments.tokenizer)
-
-
-ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyAndCodec]]] = {
-    "transformers": _transformers,
-    "vllm": _vllm,
-    "server": _server,
-    "serve": _serve,
-    "api": _api,
-}
-"""The kind of engine -> a context manager that gives a policy and its codec."""
+    return policy, _codec(arguments.tokenizer)
 
 
 @contextmanager
-def _closing(policy: Any) -> Iterator[None]:
+def _closing(make: Callable[..., PolicyAndCodec], *arguments: Any) -> Iterator[PolicyAndCodec]:
+    policy, codec = make(*arguments)
     try:
-        yield
+        yield policy, codec
     finally:
-        if hasattr(policy, "aclose"):
-            asyncio.run(policy.aclose())
+        if (aclose := getattr(policy, "aclose", None)) is not None:
+            asyncio.run(aclose())
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyAndCodec]]] = {
+    "transformers": partial(_closing, _transformers),
+    "vllm": partial(_closing, _vllm),
+    "server": partial(_closing, _server),
+    "serve": _serve,
+    "api": partial(_closing, _api),
+}
+"""The kind of engine -> a context manager that gives a policy and its codec."""
 
 
 def _codec(tokenizer: str | None) -> ChatCodec | None:
@@ -396,10 +388,6 @@ def _kind(arguments: argparse.Namespace) -> str:
     if arguments.serve is not None:
         return "serve"
     return str(arguments.engine or ("server" if arguments.url else "transformers"))
-
-
-def _engine(kind: str) -> str:
-    return "server" if kind == "serve" else kind
 
 
 def _option(name: str) -> str:

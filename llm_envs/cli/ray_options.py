@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_envs.cli.arguments import positive
 from llm_envs.cli.parser import json_object
 from llm_envs.cli.policy_options import open_player
 from llm_envs.errors import InvalidConfigError
-
-if TYPE_CHECKING:
-    from llm_envs.policies.base import Policy
 
 __all__ = ["add_arguments", "open_collector"]
 
@@ -44,14 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     )
 
 
-def open_collector(
-    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
-) -> AbstractContextManager[tuple[Any, dict[str, Any]]] | None:
+def open_collector(arguments: argparse.Namespace) -> AbstractContextManager[tuple[Any, dict[str, Any]]] | None:
     """Return a function that makes an actor's policy, and the argument `make_collector` of `collect_run`.
-
-    Args:
-        arguments: The parsed options.
-        scripts: See `open_player`.
 
     Raises:
         InvalidConfigError: If the options contradict each other.
@@ -72,9 +63,9 @@ def open_collector(
     options = {} if arguments.ray_gpus is None else {"num_gpus": arguments.ray_gpus}
     settings = {"n_actors": arguments.ray_actors, "actor_options": options, "labels": arguments.ray_labels}
     settings["address"] = None if arguments.ray == HERE else arguments.ray
-    make = partial(_player, vars(arguments), scripts)
+    make = partial(_player, vars(arguments))
     return nullcontext((make, {"make_collector": partial(RayCollector, **settings)}))
 
 
-def _player(options: Mapping[str, Any], scripts: Mapping[str, Callable[[], Policy]]) -> Any:
-    return open_player(argparse.Namespace(**options), scripts)
+def _player(options: Mapping[str, Any]) -> Any:
+    return open_player(argparse.Namespace(**options))

@@ -6,7 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from llm_envs.cli.arguments import positive
+from llm_envs.cli.arguments import number, positive
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.tracking.loggers import visible_text
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer for the token view; default: the run's, if any")
     parser.add_argument(
         "--max-tokens",
-        type=_count,
+        type=number("an integer of at least 0", lambda value: value >= 0, lambda text: int(text.replace(",", ""))),
         metavar="N",
         help="tokens kept in the page; default 1,000,000; 0 for none",
     )
@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="episodes kept of each run, those of randomly drawn problems; default 20,000",
     )
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,10 +88,3 @@ def _open(target: Path) -> None:
         is_open = False
     if not is_open:
         raise LLMEnvsError(f"the report is written, but no browser was found for --open: open {target} yourself.")
-
-
-def _count(text: str) -> int:
-    digits = text.replace(",", "")
-    if not (digits.isascii() and digits.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is not an integer of at least 0")
-    return int(digits)

@@ -6,7 +6,7 @@ Each entry point of the group `llm_envs.options` is a module that has some of th
 - `EXAMPLES` has lines for the end of their helps: {command: lines}.
 - `PLAYED` is the option that `collect` and `eval` take in place of ENV. `read_played(arguments)` returns its
   environment, or None; `played_settings(arguments, played)` what identifies it in the settings of a run.
-- `open_collector(arguments, scripts)` is `open_collector` of this module; it returns None if its options are unset.
+- `open_collector(arguments)` is `open_collector` of this module; it returns None if its options are unset.
 - `examine(arguments)` returns what `doctor` also prints, as a function of (codec, colour), or None.
 - `TrainingOptions` is a dataclass. Its fields are options that trainings take in place of `--env`, and its method
   `played()` returns the environment, or None.
@@ -15,18 +15,15 @@ Each entry point of the group `llm_envs.options` is a module that has some of th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_envs.cli.arguments import check_one
 from llm_envs.cli.parser import Parser
 from llm_envs.cli.policy_options import open_player
 from llm_envs.registration import load_entry_points
-
-if TYPE_CHECKING:
-    from llm_envs.policies.base import Policy
 
 __all__ = [
     "OPTION_GROUP",
@@ -36,7 +33,6 @@ __all__ = [
     "open_collector",
     "played_settings",
     "read_played",
-    "room_examples",
 ]
 
 OPTION_GROUP = "llm_envs.options"
@@ -53,16 +49,12 @@ def hooks(name: str) -> list[Any]:
 
 
 def add_room_arguments(parser: Parser, command: str) -> None:
-    """Add the options for a command; `room_options` of the parsed arguments has their destinations."""
+    """Add the options for a command, and their examples; `room_options` of the arguments has their destinations."""
     n = len(parser.actions)
     for add_arguments in hooks("add_arguments"):
         add_arguments(parser, command)
     parser.set_defaults(room_options=[action.dest for action in parser.actions[n:]])
-
-
-def room_examples(command: str) -> str:
-    """Return the examples of these options, for the end of a command's help."""
-    return "".join(examples.get(command, "") for examples in hooks("EXAMPLES"))
+    parser.epilog = "".join([parser.epilog or "", *(examples.get(command, "") for examples in hooks("EXAMPLES"))])
 
 
 def in_place_of_env(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,22 +78,16 @@ def played_settings(arguments: argparse.Namespace, played: Any) -> dict[str, Any
 
 
 @contextmanager
-def open_collector(
-    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
-) -> Iterator[tuple[Any, dict[str, Any]]]:
+def open_collector(arguments: argparse.Namespace) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the policy, and the arguments `codec` or `make_collector` of `collect_run`.
-
-    Args:
-        arguments: The parsed options.
-        scripts: See `open_player`.
 
     Raises:
         InvalidConfigError: If the options contradict each other, or as `open_player` does.
     """
     for room in hooks("open_collector"):
-        if (opened := room(arguments, scripts)) is not None:
+        if (opened := room(arguments)) is not None:
             with opened as found:
                 yield found
             return
-    with open_player(arguments, scripts) as (policy, codec):
+    with open_player(arguments) as (policy, codec):
         yield policy, {"codec": codec}

@@ -66,8 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after S idle seconds a session gives its place to another one that needs it; default 3600",
     )
     add_sampling_arguments(parser)
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_host_argument(parser)
     parser.add_argument("--port", type=int, default=7100, help="port to listen on; 0: a free one; default 7100")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,6 @@ _FILES = ("FILE", "RUN", "OUT", "RESULTS", "MODEL")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -8,9 +8,9 @@ import json
 import multiprocessing
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import positive
@@ -121,34 +121,17 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = CHECK_EXAMPLES
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """The result of one check."""
-
-    label: str
-    failure: str | None
-    seconds: float
-    missing: str | None = None
-    """The package that the task needs and that is not installed here."""
-
-
 def check(arguments: argparse.Namespace) -> int:
     """Check the requested tasks; print each failure with its reason and the seed that shows it."""
     work = list(_work(arguments))
-    failed = n_missing = 0
+    n: Counter[str] = Counter()
     started = time.perf_counter()
-    for checked in _check_all(work, arguments.jobs):
-        if checked.missing is not None:
-            n_missing += 1
-            print(f"missing {checked.label}  ({visible_text(checked.missing)})", flush=True)
-        elif checked.failure is None:
-            print(f"ok      {checked.label}  ({checked.seconds:.1f} s)", flush=True)
-        else:
-            failed += 1
-            print(f"FAILED  {checked.label}\n{visible_text(checked.failure)}", flush=True)
+    for status, line in _check_all(work, arguments.jobs):
+        n[status] += 1
+        print(visible_text(f"{status:8}{line}"), flush=True)
     if len(work) > 1:
-        print(f"{len(work) - failed - n_missing} of {len(work)} passed, in {time.perf_counter() - started:.0f} s")
-    return 1 if failed or (n_missing and not arguments.all) else 0
+        print(f"{n['ok']} of {len(work)} passed, in {time.perf_counter() - started:.0f} s")
+    return 1 if n["FAILED"] or (n["missing"] and not arguments.all) else 0
 
 
 def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -169,8 +152,8 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
             raise InvalidConfigError(f"there is no task {arguments.namespace}/...; `llm-envs list` names all.")
     for task_id in ids:
         task_spec(task_id)
-        if arguments.difficulty:
-            _require_level(task_id, arguments.difficulty)
+        if arguments.difficulty and isinstance(error := _failure(task_id, arguments.difficulty), InvalidConfigError):
+            raise error
     for task_id in ids:
         levels = [arguments.difficulty] if arguments.difficulty else [None]
         if arguments.all_levels:
@@ -180,21 +163,7 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
             yield task_id, {} if level is None else {"difficulty": level}, arguments.thorough
 
 
-def _require_level(task_id: str, level: str) -> None:
-    """Refuse an unknown level. A task that fails in another way is left to its check."""
-    import gymnasium as gym
-
-    from llm_envs.checker.catalogue import example_kwargs
-
-    try:
-        gym.make(task_id, **{**example_kwargs(task_id), "difficulty": level}).close()
-    except InvalidConfigError:
-        raise
-    except Exception:
-        return
-
-
-def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> Iterator[_Checked]:
+def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> Iterator[tuple[str, str]]:
     if jobs == 1 or len(work) == 1:
         for task_id, kwargs, thorough in work:
             yield _check_one(task_id, kwargs, thorough)
@@ -215,31 +184,30 @@ def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> I
             raise
 
 
-def _missing(task_id: str) -> str | None:
-    """Return why a task cannot be made here if its extra is missing."""
+def _failure(task_id: str, level: str | None = None) -> Exception | None:
+    """Return the error with which a task cannot be made, if any. Its check reports others than those asked for."""
     import gymnasium as gym
 
     from llm_envs.checker.catalogue import example_kwargs
 
     try:
-        gym.make(task_id, **example_kwargs(task_id)).close()
-    except MissingExtraError as error:
-        return str(error)
-    except Exception:  # its check reports it
-        return None
+        gym.make(task_id, **example_kwargs(task_id) | ({} if level is None else {"difficulty": level})).close()
+    except Exception as error:
+        return error
     return None
 
 
-def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> _Checked:
+def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> tuple[str, str]:
+    """Return "ok", "FAILED" or "missing" (a package that the task needs), and the rest of the line."""
     import llm_envs  # noqa: F401  # registers the tasks, in a new process
     from llm_envs.checker.check import QUICK, THOROUGH, check_task
 
     label = " ".join([task_id, *map(str, kwargs.values())])
     started = time.perf_counter()
+    if isinstance(missing := _failure(task_id), MissingExtraError):
+        return "missing", f"{label}  ({missing})"
     try:
-        if (missing := _missing(task_id)) is not None:
-            return _Checked(label, None, 0.0, missing)
         check_task(task_id, effort=THOROUGH if thorough else QUICK, **kwargs)
     except TaskCheckError as error:
-        return _Checked(label, str(error), time.perf_counter() - started)
-    return _Checked(label, None, time.perf_counter() - started)
+        return "FAILED", f"{label}\n{error}"
+    return "ok", f"{label}  ({time.perf_counter() - started:.1f} s)"

@@ -57,12 +57,10 @@ def tracker_of(
     """Create the logger that the options request; None if they request none.
 
     Raises:
-        InvalidConfigError: Like `check_tracking`.
         MissingExtraError: Like `tracker_logger`.
     """
     from llm_envs.evaluation.results import installed_versions
 
-    check_tracking(arguments)
     names = arguments.report_to or ["none"]
     if "none" in names:
         return contextlib.nullcontext()

@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="the training, such as grpo")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the training's options: try --help after NAME")
-    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from llm_envs.evaluation.comparison import Comparison, Difference, TaskComparison, check_comparable, compare
+from llm_envs.evaluation.comparison import Comparison, Difference, TaskComparison, compare
 from llm_envs.evaluation.exploitability import expected_returns, nash_conv
 from llm_envs.evaluation.results import Results, TaskResult
 from llm_envs.evaluation.run import (
     Evaluation,
     evaluate,
     evaluate_suite,
-    extend_run,
     replay,
-    resumable_settings,
-    suite_settings,
     summarize,
 )
 from llm_envs.evaluation.statistics import (
@@ -39,13 +36,11 @@ __all__ = [
     "TaskComparison",
     "TaskResult",
     "TurnValue",
-    "check_comparable",
     "clustered_rate_interval",
     "compare",
     "evaluate",
     "evaluate_suite",
     "expected_returns",
-    "extend_run",
     "load_suite",
     "mean_interval",
     "nash_conv",
@@ -53,11 +48,9 @@ __all__ = [
     "pass_at_k",
     "pass_hat_k",
     "replay",
-    "resumable_settings",
     "show_comparison",
     "show_results",
     "sign_test",
-    "suite_settings",
     "summarize",
     "turn_values",
 ]

@@ -143,19 +143,14 @@ class AlarmState:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AlarmState:
         """Rebuild a state from `to_dict`, also after it has been JSON."""
-        bets = {
-            name: Bet(**{**bet, "wealth_of_stakes": tuple(bet["wealth_of_stakes"])})
-            for name, bet in data["bets"].items()
-        }
-        return cls(
-            data["n_steps"],
-            {name: tuple(values) for name, values in data["reference"].items()},
-            None if data["limits"] is None else tuple(data["limits"]),
-            dict(data["bounds"]),
-            tuple(data["common"]),
-            bets,
-            tuple(data["alarmed"]),
-        )
+
+        def plain(value: Any) -> Any:
+            return tuple(value) if isinstance(value, list) else value
+
+        values = {name: plain(value) for name, value in data.items()}
+        values["reference"] = {name: plain(first) for name, first in data["reference"].items()}
+        values["bets"] = {n: Bet(**{k: plain(v) for k, v in bet.items()}) for n, bet in data["bets"].items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

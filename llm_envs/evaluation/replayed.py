@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def replay(
         raise InvalidConfigError(_half_written(folder, f"it has {board.n_episodes} of {wanted} episodes"))
     ks = {entry.label: entry.k for entry in entries}
     results = results_of(board, settings, (ks or None) if k is None else k, confidence)
-    before = _stored(folder)
+    before = None
+    with suppress(InvalidConfigError):  # there are none to read
+        before = Results.load(folder)
     asked = asked_thresholds(suite) if suite is not None else {} if before is None else before.thresholds
     return replace(results, played_with={} if before is None else before.played_with, thresholds=asked)
 
@@ -112,14 +115,6 @@ def _count(folder: Path, board: Scoreboard, *, is_strict: bool) -> int:
         board.add(trajectory)
         groups.add((key_of(trajectory.env_id, trajectory.env_kwargs), trajectory.group_id))
     return len(groups)
-
-
-def _stored(folder: Path) -> Results | None:
-    """Return the folder's stored results, or None if there are none to read."""
-    try:
-        return Results.load(folder)
-    except InvalidConfigError:
-        return None
 
 
 def _half_written(folder: Path, why: str) -> str:

@@ -194,22 +194,18 @@ class Results:
                 else f"{file} is of version {found!r}; this llm-envs reads {RESULTS_VERSION}. Score {again}."
             )
         try:
-            return cls._from_dict(data)
+            return cls(
+                tasks=tuple(_task(task) for task in data["tasks"]),
+                success=_measure(data["success"]),
+                by_difficulty={level: _measure(found) for level, found in data["by_difficulty"].items()},
+                settings=data["settings"],
+                versions=data["versions"],
+                played_with=data["played_with"],
+                confidence=float(data["confidence"]),
+                thresholds=data.get("thresholds", {}),
+            )
         except (KeyError, OverflowError, TypeError, ValueError, AttributeError) as error:
             raise InvalidConfigError(f"{file} is damaged ({type(error).__name__}: {error}).") from error
-
-    @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> Results:
-        return cls(
-            tasks=tuple(_task(task) for task in data["tasks"]),
-            success=_measure(data["success"]),
-            by_difficulty={level: _measure(found) for level, found in data["by_difficulty"].items()},
-            settings=data["settings"],
-            versions=data["versions"],
-            played_with=data["played_with"],
-            confidence=float(data["confidence"]),
-            thresholds=data.get("thresholds", {}),
-        )
 
 
 def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -161,7 +160,9 @@ def evaluate(
         InvalidConfigError: If a setting is unknown, `n` or `k` is below 1, or the environment's arguments name another
             split.
     """
-    settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
+    kwargs = dict(env_kwargs or {})
+    _check_split("env_kwargs", kwargs, split)
+    settings |= {"codec": codec, "seed": seed, "env_kwargs": kwargs | ({} if split is None else {"split": split})}
     with _collector(envs, policy, n, split, settings) as collector:
         groups = collector.collect(n, k)
     name = ", ".join(choice.env_id for choice in collector.source.choices) + (f" [{split}]" if split else "")
@@ -245,35 +246,19 @@ def evaluate_suite(
         if shard is None:
             results.save(out)
     else:
-        make = partial(make_collector, source, policy, **collector)
-        results = _played_in_memory(make, source, suite, own, confidence, show, logger, log_every_s, collector)
+        board = Scoreboard(suite.names)
+        groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
+        with (
+            make_collector(source, policy, on_trajectory=board.add, **collector) as active,
+            watched(active, suite.n_episodes, 0, show, logger, log_every_s),
+        ):
+            active.play_each(groups, n_episodes=suite.n_episodes)
+        record = run_settings(source, group_size=suite.samples, **collector) | {"policy": active.policy_name} | own
+        results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
+        results = replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
     if logger is not None:
         logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
     return results
-
-
-def _played_in_memory(
-    make: Callable[..., Collector],
-    source: SuiteSource,
-    suite: Suite,
-    own: Mapping[str, Any],
-    confidence: float,
-    show: Show | None,
-    logger: Logger | None,
-    log_every_s: float,
-    collector: Mapping[str, Any],
-) -> Results:
-    """Play a suite and keep only its scores."""
-    board = Scoreboard(suite.names)
-    groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
-    with (
-        make(on_trajectory=board.add) as active,
-        watched(active, suite.n_episodes, 0, show, logger, log_every_s),
-    ):
-        active.play_each(groups, n_episodes=suite.n_episodes)
-    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": active.policy_name} | dict(own)
-    results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
-    return replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
 
 
 def suite_settings(suite: Suite, **settings: Any) -> dict[str, Any]:
@@ -347,14 +332,6 @@ def _passes(estimate: Callable[[int, int, int], float], won: Sequence[Sequence[f
     most = max(map(len, won), default=0)
     ks = sorted({2**power for power in range(most.bit_length())} | {most} - {0}) if most else []
     return {k: fmean(estimate(len(s), round(sum(s)), k) for s in won if len(s) >= k) for k in ks}
-
-
-def _with_split(env_kwargs: Mapping[str, Any] | None, split: str | None) -> dict[str, Any]:
-    kwargs = dict(env_kwargs or {})
-    if split is not None:
-        _check_split("env_kwargs", kwargs, split)
-        kwargs["split"] = split
-    return kwargs
 
 
 def _check_split(name: str, kwargs: Mapping[str, Any], split: str | None) -> None:

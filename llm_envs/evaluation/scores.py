@@ -98,15 +98,12 @@ class Scoreboard:
         self.n_episodes += 1
         self._scores.setdefault(key_of(trajectory.env_id, trajectory.env_kwargs), []).append(score_episode(trajectory))
 
-    def results(
-        self, *, k: Mapping[str, int] | int | None = None, confidence: float = 0.95, n_resamples: int = 2000
-    ) -> tuple[TaskResult, ...]:
+    def results(self, *, k: Mapping[str, int] | int | None = None, confidence: float = 0.95) -> tuple[TaskResult, ...]:
         """Return each task's result.
 
         Args:
             k: The largest k of pass@k and pass^k, for all tasks or by a task's name; None: the number of samples.
             confidence: Of all intervals.
-            n_resamples: Of the bootstrap.
 
         Raises:
             InvalidConfigError: If k is above the samples of every problem of a task.
@@ -120,7 +117,6 @@ class Scoreboard:
                 scores,
                 k=k.get(names[key]) if isinstance(k, Mapping) else k,
                 confidence=confidence,
-                n_resamples=n_resamples,
             )
             for key, scores in self._scores.items()
             if scores
@@ -140,7 +136,6 @@ def summarize_task(
     *,
     k: int | None = None,
     confidence: float = 0.95,
-    n_resamples: int = 2000,
 ) -> TaskResult:
     """Return the result of the episodes of one task. Means are over the scored episodes, by problem (a seed).
 
@@ -153,12 +148,11 @@ def summarize_task(
     flat = [score for samples in scored for score in samples]
     successes = [[score.success for score in samples] for samples in scored]
     rewards = [[score.reward for score in samples] for samples in scored]
-    settings: dict[str, Any] = {"confidence": confidence, "n_resamples": n_resamples}
 
     def passes(estimate: Any, k: int) -> Measure:
         known = [s for s in successes if len(s) >= k]
         estimates = [[estimate(len(s), round(sum(s)), k)] for s in known]
-        return measure(estimates, is_rate=True, n_trials=sum(map(len, known)), **settings)
+        return measure(estimates, is_rate=True, n_trials=sum(map(len, known)), confidence=confidence)
 
     ks = _ks(k, max(map(len, problems.values()), default=1), name)
     malformed = [score for score in flat if score.malformed is not None]
@@ -171,11 +165,11 @@ def summarize_task(
         n_scored=len(flat),
         n_errored=sum(score.status == "errored" for score in scores),
         n_unscored=sum(score.status == "unscored" for score in scores),
-        success=measure(successes, is_rate=True, **settings),
-        reward=measure(rewards, **settings),
+        success=measure(successes, is_rate=True, confidence=confidence),
+        reward=measure(rewards, confidence=confidence),
         pass_at={k: passes(pass_at_k, k) for k in ks},
         pass_hat={k: passes(pass_hat_k, k) for k in ks},
-        components={name: measure(values, **settings) for name, values in _components(scored).items()},
+        components={name: measure(values, confidence=confidence) for name, values in _components(scored).items()},
         stop_reasons=dict(Counter(score.stop_reason for score in scores).most_common()),
         errors=dict(Counter(score.error for score in scores if score.error is not None).most_common()),
         malformed_turns=_mean(
@@ -208,7 +202,6 @@ def measure(
     is_rate: bool = False,
     n_trials: int | None = None,
     confidence: float = 0.95,
-    n_resamples: int = 2000,
 ) -> Measure:
     """Return a mean with its intervals by problem: analytic (Wilson's of a rate, else Student's) and bootstrap."""
     mean, error, n = clustered_error(problems)
@@ -216,21 +209,19 @@ def measure(
         analytic = clustered_rate_interval(problems, confidence, n_trials=n_trials)
     else:
         analytic = clustered_interval(problems, confidence)
-    return Measure(mean, error, analytic, bootstrap_interval(problems, confidence, n_resamples=n_resamples), n)
+    return Measure(mean, error, analytic, bootstrap_interval(problems, confidence), n)
 
 
-def average_rate(tasks: Iterable[TaskResult], *, confidence: float = 0.95, n_resamples: int = 2000) -> Measure:
+def average_rate(tasks: Iterable[TaskResult], *, confidence: float = 0.95) -> Measure:
     """Return the mean success of several tasks, with equal weights regardless of their numbers of problems.
 
     The tasks are not a random sample, so the intervals account only for the problems. error = √(Σ error²) / tasks; the
     analytic interval is Wilson's with the number of trials that gives this error, and the bootstrap resamples the
     problems of each task separately. A single task keeps its own intervals.
     """
-    there = [task for task in tasks if task.n_scored]
-    if len(there) == 1:
-        rate = [[float(won) for won in problem.successes] for problem in there[0].problems]
-        return measure(rate, is_rate=True, confidence=confidence, n_resamples=n_resamples)
-    known = [[[float(won) for won in problem.successes] for problem in task.problems] for task in there]
+    known = [[[float(won) for won in p.successes] for p in task.problems] for task in tasks if task.n_scored]
+    if len(known) == 1:
+        return measure(known[0], is_rate=True, confidence=confidence)
     parts = [clustered_error(problems) for problems in known]
     if not parts:
         return Measure(math.nan, math.inf, Interval(0.0, 1.0), NOTHING_KNOWN, 0)
@@ -239,7 +230,7 @@ def average_rate(tasks: Iterable[TaskResult], *, confidence: float = 0.95, n_res
     n_problems, n = sum(part[2] for part in parts), sum(len(values) for problems in known for values in problems)
     independent = mean * (1 - mean)
     trials = float(n_problems) if independent <= 1e-12 else min(n, independent / error**2 if error else float(n))
-    draws = [bootstrap_means(problems, n_resamples, seed) for seed, problems in enumerate(known)]
+    draws = [bootstrap_means(problems, seed=seed) for seed, problems in enumerate(known)]
     bootstrap = percentile_interval(np.mean(draws, axis=0), confidence) if n_problems > len(parts) else NOTHING_KNOWN
     return Measure(mean, error, rate_interval(mean, trials, normal_quantile(confidence)), bootstrap, n_problems)
 

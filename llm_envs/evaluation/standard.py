@@ -7,6 +7,7 @@ of a protocol from the data that the user names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -218,11 +219,8 @@ def standard_suite(
 
 def _problems(env_id: str, kwargs: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
     """Return the problems of a split."""
-    env = gym.make(env_id, **kwargs)
-    try:
+    with closing(gym.make(env_id, **kwargs)) as env:
         return list(env.unwrapped.problems(seed))  # type: ignore[attr-defined]
-    finally:
-        env.close()
 
 
 def _make_with_shots(env_id: str, shots: int, **kwargs: Any) -> gym.Env[str, str]:

@@ -14,7 +14,7 @@ environments:
 
 from __future__ import annotations
 
-import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from llm_envs.data.files import read_text
 from llm_envs.data.yaml_files import read_yaml_text
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.evaluation.results import Results
 from llm_envs.evaluation.scores import TaskKey, key_of
 from llm_envs.parsers.json_calls import strict_json
@@ -245,9 +245,11 @@ def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path
     own = _take(row, where, {"env", "name", "kwargs", "split", "difficulty", *_SHARED})
     merged = {**defaults, **own, **{name: value for name, value in top.items() if name not in ("group_size", "seed")}}
     kwargs = own.get("kwargs") or {}
-    if not isinstance(kwargs, Mapping):
-        raise InvalidConfigError(f"{where}: kwargs is {kwargs!r}; it must be a mapping.")
-    _check_plain(f"{where}: kwargs", kwargs)
+    if not isinstance(kwargs, Mapping) or not _is_json(kwargs):
+        raise InvalidConfigError(
+            f"{where}: kwargs is {kwargs!r}; it must be a mapping of JSON types: put dates, and names that are "
+            "numbers, in quotes."
+        )
     split = merged.get("split", "test")
     kwargs = ({} if split in (None, "none") else {"split": split}) | dict(kwargs)
     n, k = merged.get("n", 200), merged.get("k", 1)
@@ -276,9 +278,8 @@ def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path
 def _take(data: Mapping[str, Any], where: str, known: set[str]) -> dict[str, Any]:
     for name in data:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}."
-            raise InvalidConfigError(f"{where}: unknown setting {name!r}; {hint}")
+            hint = did_you_mean(str(name), sorted(known)) or f" Known are {', '.join(sorted(known))}."
+            raise InvalidConfigError(f"{where}: unknown setting {name!r}.{hint}")
     return dict(data)
 
 
@@ -304,18 +305,12 @@ def _check_whole(what: str, value: Any, least: int | None) -> None:
         )
 
 
-def _check_plain(what: str, value: Any) -> None:
-    """Raise for values that JSON does not have (YAML has dates), and for names that are not strings."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            if not isinstance(name, str):
-                raise InvalidConfigError(f"{what}: the name {name!r} is not a string: put it in quotes.")
-            _check_plain(f"{what}, {name}", item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_plain(what, item)
-    elif value is not None and not isinstance(value, str | int | float):
-        raise InvalidConfigError(f"{what} is {value!r}, which JSON does not have: put it in quotes.")
+def _is_json(value: Any) -> bool:
+    """Return whether JSON can have a value: YAML also has dates, and names that are numbers."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def _number(what: str, value: Any) -> float | None:

@@ -75,7 +75,7 @@ def values_of(
         confidence: Of each interval.
     """
     returns = [
-        (turn, [_return_from(member, turn, gamma) for member in group.scored])
+        (turn, [sum(gamma**k * t.reward for k, t in enumerate(member.turns[turn:])) for member in group.scored])
         for turn, group in zip(turns, groups, strict=True)
     ]
     everything = [value for _, values in returns for value in values]
@@ -84,10 +84,6 @@ def values_of(
         TurnValue(turn, len(values), fmean(values) if values else math.nan, _interval(values, low, high, confidence))
         for turn, values in returns
     ]
-
-
-def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
-    return sum(gamma**k * played.reward for k, played in enumerate(trajectory.turns[turn:]))
 
 
 def _interval(values: Sequence[float], low: float, high: float, confidence: float) -> Interval:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_envs.data.files import read_text
-from llm_envs.data.json_files import NO_JSON
 from llm_envs.errors import StoreError
 from llm_envs.problems import is_number
 from llm_envs.tracking.loggers import read_metrics
@@ -48,7 +45,9 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, floa
             _add(curves, read_metrics(path), f"{found['stage']}/" if found["stage"] else "")
         except (StoreError, OSError, ValueError, AttributeError, csv.Error) as error:
             notes.append(f"{path} cannot be read: {error}")
-    return {key: _thinned(sorted(points.items())) for key, points in curves.items()}
+    sorted_curves = {key: sorted(points.items()) for key, points in curves.items()}
+    # Backwards, so that the last point stays.
+    return {key: points[:: -math.ceil(len(points) / MAX_POINTS)][::-1] for key, points in sorted_curves.items()}
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -57,17 +56,15 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)], reverse=True)
 
 
-def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+def _state(run: Path, notes: list[str]) -> list[dict[str, Any]]:
     for state in (folder / STATE_NAME for folder in (run, *checkpoints(run))):
         if not state.is_file():
             continue
         try:
-            history = list(json.loads(read_text(state))["log_history"])
-        except (OSError, *NO_JSON, KeyError, TypeError) as error:
-            notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
-            continue
-        if history:
-            return [record for record in history if isinstance(record, dict)]
+            if history := read_metrics(state):
+                return history
+        except OSError as error:
+            notes.append(f"{error} An earlier one is taken, if any.")
     return []
 
 
@@ -77,9 +74,3 @@ def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, A
         for key, value in record.items() if is_number(step) else ():
             if key not in ("step", "epoch") and is_number(value):
                 curves.setdefault(f"{stage}{key}", {})[step] = value
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `MAX_POINTS` evenly spaced points, including the last."""
-    stride = math.ceil(len(points) / MAX_POINTS)
-    return points if stride <= 1 else points[::-1][::stride][::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,10 @@ def write_hub_folder(
         raise InvalidConfigError(f"{run}: no episode is left to upload.")
     for number, file in enumerate(files):
         file.rename(data / f"train-{number:05d}-of-{len(files):05d}.parquet")
-    card = _card(repo_id, license, _settings(run), counts)
+    settings: Mapping[str, Any] = {}
+    with suppress(StoreError):  # a single file has none
+        settings = read_manifest(as_path(run)).settings
+    card = _card(repo_id, license, settings, counts)
     with open(Path(folder) / "README.md", "w", encoding="utf-8", errors="replace", opener=replacing) as readme:
         readme.write(card)
     return counts.n
@@ -166,13 +170,6 @@ class _Counts:
                 cells += ["", ""]
             found.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
         return found
-
-
-def _settings(run: str | Path) -> Mapping[str, Any]:
-    try:
-        return read_manifest(as_path(run)).settings
-    except StoreError:  # a single file
-        return {}
 
 
 def _card(repo_id: str, license: str | None, settings: Mapping[str, Any], counts: _Counts) -> str:

@@ -48,11 +48,13 @@ def plot_training_curves(
     if not 0 <= smoothing < 1:
         raise InvalidConfigError(f"smoothing is {smoothing!r}; it must be in [0, 1).")
     curves = {key: _points(records, key) for key in _chosen(records, keys)}
-    figure_class, canvas_class = _matplotlib()
+    with extra_needed("Plots need matplotlib: pip install 'llm-envs[logging]'."):  # no window, no global state of pyplot
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
     columns = min(len(curves), 3)
     rows = math.ceil(len(curves) / columns)
-    figure = figure_class(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
-    canvas_class(figure)
+    figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
+    FigureCanvasAgg(figure)
     for index, (key, points) in enumerate(curves.items()):
         _draw(figure.add_subplot(rows, columns, index + 1), key, points, smoothing)
     if title is not None:
@@ -71,14 +73,6 @@ def running_mean(values: Sequence[float], smoothing: float) -> list[float]:
         mean = smoothing * mean + (1 - smoothing) * value
         out.append(mean / (1 - smoothing**count))
     return out
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    """Import the figure and the Agg canvas, without a window system and without pyplot's global state."""
-    with extra_needed("Plots need matplotlib: pip install 'llm-envs[logging]'."):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    return Figure, FigureCanvasAgg
 
 
 def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

@@ -141,7 +141,7 @@ def _apart(whole: ReportRun) -> list[ReportRun]:
     """Split a folder into its named runs. The curves, which belong to all of them, come first."""
     runs = [
         ReportRun(part, f"{whole.name}/{part.name}", whole.name, (part,), tokenizer=_tokenizer(part) or whole.tokenizer)
-        for part in sorted(whole.parts, key=_written_at)
+        for part in sorted(whole.parts, key=lambda part: ((part / MANIFEST_NAME).stat().st_mtime_ns, part.name))
     ]
     runs = [_with_settings(run) for run in runs]
     if not whole.curves and whole.results is None:
@@ -158,7 +158,8 @@ def _parts(run: Path, notes: list[str]) -> list[Path]:
     below = run / "trajectories"
     if (below / MANIFEST_NAME).exists():
         return [below]
-    folders = sorted((path for path in below.glob("*") if path.is_dir()), key=lambda path: _numbers(path.name))
+    folders = [path for path in below.glob("*") if path.is_dir()]
+    folders.sort(key=lambda path: ([int(number) for number in re.findall(r"\d+", path.name)], path.name))
     without = [folder for folder in folders if not (folder / MANIFEST_NAME).exists()]
     notes += [f"{folder} is left out: there is no {MANIFEST_NAME} in it." for folder in without]
     return [folder for folder in folders if folder not in without]
@@ -201,11 +202,3 @@ def _episodes_of_evaluation(settings: Mapping[str, Any]) -> int:
         return sum(entry.n for entry in played_entries(settings)) * int(settings.get("group_size", 1))
     except (InvalidConfigError, TypeError, ValueError):
         return 0
-
-
-def _numbers(name: str) -> tuple[list[int], str]:
-    return [int(number) for number in re.findall(r"\d+", name)], name
-
-
-def _written_at(part: Path) -> tuple[int, str]:
-    return (part / MANIFEST_NAME).stat().st_mtime_ns, part.name

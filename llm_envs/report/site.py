@@ -201,18 +201,13 @@ def _run(run: ReportRun, table: int | None) -> dict[str, Any]:
 
 
 def _left_out(details: Details, n: int, max_tokens: int, max_characters: int) -> list[str]:
-    notes = []
-    if details.without_tokens:
-        notes.append(
-            f"{details.without_tokens:,} of {n:,} episodes are without their token view: a page keeps {max_tokens:,} "
-            "tokens (--max-tokens)."
-        )
-    if details.without_text:
-        notes.append(
-            f"{details.without_text:,} of {n:,} episodes are without their conversation: a page keeps "
-            f"{max_characters:,} characters."
-        )
-    return notes
+    left_out = (
+        (details.without_tokens, "token view", f"{max_tokens:,} tokens (--max-tokens)"),
+        (details.without_text, "conversation", f"{max_characters:,} characters"),
+    )
+    return [
+        f"{k:,} of {n:,} episodes are without their {what}: a page keeps {most}." for k, what, most in left_out if k
+    ]
 
 
 def _check_target(target: Path) -> None:
@@ -225,15 +220,12 @@ def _check_target(target: Path) -> None:
             f"{target} cannot be written: {above} is a file and no folder. Give --out another name."
         )
     try:
-        if target.exists() and not _is_report(target):
-            raise InvalidConfigError(f"{target} is there already and is no report: give --out another name.")
+        if target.exists():
+            with open(target, "rb", opener=regular) as file:
+                if GENERATOR not in file.read(4096).decode(errors="replace"):
+                    raise InvalidConfigError(f"{target} is there already and is no report: give --out another name.")
     except OSError as error:
         raise StoreError(f"{target} cannot be read ({error.strerror}): give --out another name.") from error
-
-
-def _is_report(target: Path) -> bool:
-    with open(target, "rb", opener=regular) as file:
-        return GENERATOR in file.read(4096).decode(errors="replace")
 
 
 def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:

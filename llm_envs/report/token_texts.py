@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from llm_envs.errors import MissingExtraError
+from llm_envs.errors import extra_needed
 from llm_envs.report.runs import ReportRun
 from llm_envs.tracking.loggers import visible_text
 
@@ -41,7 +41,9 @@ def token_texts(
         if not ids.get(number):
             continue
         if own is None:
-            notes.append(_as_ids(run, runs, "there is no tokenizer in the run; --tokenizer DIR gives them texts"))
+            begin = f"{run.name}: t" if len(runs) > 1 else "T"
+            why = "there is no tokenizer in the run; --tokenizer DIR gives them texts"
+            notes.append(f"{begin}okens are shown as ids: {why}.")
             continue
         key = _content(own)
         places.setdefault(key, own)
@@ -60,10 +62,6 @@ def token_texts(
     return tables, of_runs
 
 
-def _as_ids(run: ReportRun, runs: Sequence[ReportRun], why: str) -> str:
-    return f"{run.name + ': t' if len(runs) > 1 else 'T'}okens are shown as ids: {why}."
-
-
 def _content(folder: Path) -> bytes:
     """Return a key that is equal for folders with the same tokenizer: all checkpoints of a training have the same."""
     file = folder / "tokenizer.json"
@@ -71,12 +69,10 @@ def _content(folder: Path) -> bytes:
 
 
 def _decoder(source: str | Path) -> Callable[[int], str]:
-    try:
+    with extra_needed("token texts need transformers: pip install 'llm-envs[train]'."):
         from llm_envs.policies.inference.loading import load_tokenizer
 
         tokenizer = load_tokenizer(source)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("token texts need transformers: pip install 'llm-envs[train]'.") from error
     size = len(tokenizer)
 
     def decode(token: int) -> str:

@@ -290,7 +290,7 @@ def test_no_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["-n", "0"], ["-n", "2", "--group-size", "0"]):
         with pytest.raises(SystemExit) as caught:
             collect(CALCULATOR, *wrong, "--out", tmp_path / "run")
-        assert caught.value.code == 2 and "0 is not at least 1" in capsys.readouterr().err
+        assert caught.value.code == 2 and "0 is not an integer of at least 1" in capsys.readouterr().err
     with pytest.raises(InvalidConfigError, match="group_size=0"):
         collect_run(NumbersEnv, OraclePolicy(), out=tmp_path / "run", n_groups=1, group_size=0)
     with Collector(NumbersEnv, OraclePolicy(), progress=False) as collector:

@@ -13,7 +13,8 @@ import pytest
 
 from llm_envs.cli.main import main
 from llm_envs.data.folder import read_manifest
-from llm_envs.evaluation import Results, Suite, SuiteEntry, extend_run
+from llm_envs.evaluation import Results, Suite, SuiteEntry
+from llm_envs.evaluation.run import extend_run
 from llm_envs.rollout import TrajectoryWriter, read_trajectories
 
 CALCULATOR, NUMBER = "llm/Calculator-v0", "llm/GuessNumber-v0"

@@ -179,7 +179,7 @@ def test_contradictions_are_one_line(
 
 def test_a_policy_and_an_engine_say_the_same() -> None:
     parser = argparse.ArgumentParser()
-    add_player_arguments(parser, ["oracle", "random"])
+    add_player_arguments(parser)
 
     def settings(*given: str) -> dict[str, object]:
         return player_settings(parser.parse_args(given))
@@ -204,7 +204,7 @@ def test_play_takes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_was_started_is_recorded_and_where_is_not() -> None:
     parser = argparse.ArgumentParser()
-    add_player_arguments(parser, ["oracle"])
+    add_player_arguments(parser)
     given = ["--model", "a/b", "--serve", "2", "--server-args=--dtype bfloat16", "--devices", "0", "1"]
     assert player_settings(parser.parse_args(given)) == {
         "policy": "model",

@@ -162,7 +162,7 @@ def test_an_engine_on_two_gpus(cluster, folder):
         options = dict.fromkeys(("policy", "url", "serve", "server_args", "devices", "tokenizer", "model_name"))
         options |= dict.fromkeys(("max_concurrent_requests", "requests_per_minute", "max_tokens_name"))
         options |= {"engine": "vllm", "model": folder, "ray_gpus": 2}
-        with open_player(argparse.Namespace(**options), {}) as (policy, codec):
+        with open_player(argparse.Namespace(**options)) as (policy, codec):
             n_shards = policy.llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size
             if n_shards != 2:
                 raise AssertionError(f"{n_shards} workers")
