@@ -396,7 +396,7 @@ def test_an_algorithm_of_ones_own(tiny_folder, tmp_path, monkeypatch, capsys):
     assert run([*command, "--dry-run", "--algorithm", "own_algorithm:MINE"]) == 0
     assert "loss              mine: " in capsys.readouterr().out
     for given, said in (
-        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be an Algorithm"),
+        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be of Algorithm"),
         ("own_algorithm:HERS", "module 'own_algorithm' has no attribute 'HERS'. Give module:NAME"),
         ("no_such_module:MINE", "No module named 'no_such_module'. Give module:NAME; for a module in this folder"),
         ("dappo", "give module:NAME or one of grpo, dr_grpo, "),
