@@ -31,7 +31,7 @@ from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
 from llm_envs.trainers.engines.engines import colocated_engine
 from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
-from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
+from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_policy, make_collector
 from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.episodes.rewards import RewardSettings
@@ -354,7 +354,8 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def close(self) -> None:
         """Close the trajectories' log, end the collector's and the policy's threads, and servers that were started."""
-        close_player(self._player, self._policy)
+        self._player.close()
+        close_policy(self._policy)
         if self.use_vllm:
             cast("ColocatedEngine", self.vllm_generation).close()
 
