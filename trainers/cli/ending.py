@@ -19,7 +19,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from llm_envs.data.files import replacing
 from llm_envs.errors import LLMEnvsError
 from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
+from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.run.checkpoints import find_checkpoints
+from llm_envs.trainers.sft.trainer import EnvSFTTrainer
 
 __all__ = ["resumable", "run_training"]
 
@@ -27,7 +30,11 @@ _ON_ITS_WAY = b"llm-envs: SIGTERM: after this step a checkpoint is saved and the
 
 
 def run_training(
-    trainer: Any, checkpoint: str | None, *, is_dry: bool, option: str = "--resume-from-checkpoint"
+    trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer,
+    checkpoint: str | None,
+    *,
+    is_dry: bool,
+    option: str = "--resume-from-checkpoint",
 ) -> int:
     """Train and save, or describe the training; return the exit code.
 
@@ -55,12 +62,12 @@ def run_training(
             _keep_traceback(trainer)
         raise
     finally:
-        if hasattr(trainer, "close"):
+        if isinstance(trainer, EnvGRPOTrainer):
             trainer.close()
     return 0
 
 
-def _keep_traceback(trainer: Any) -> None:
+def _keep_traceback(trainer: Trainer) -> None:
     """Write the traceback of a failure to the output folder, as hours of training are not repeated with --debug."""
     path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
     try:
