@@ -77,7 +77,7 @@ def _keep_traceback(trainer: Trainer) -> None:
     except OSError:  # often a full disk, which may be why the training failed
         traceback.print_exc()
         return
-    print(f"llm-envs: it failed after {trainer.state.global_step} steps; {path} says where", file=sys.stderr)
+    print(f"llm-envs: it failed after {trainer.state.global_step} steps; the traceback is in {path}", file=sys.stderr)
 
 
 @contextmanager
