@@ -12,14 +12,14 @@ from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.functional import algorithm as algorithms
-from llm_envs.trainers.schedules import create_adaptive, create_cosine, create_linear
+from llm_envs.trainers.schedules import AdaptiveKL, create_cosine, create_linear
 
 given = options(__doc__, steps=20, episodes=200)
 model = given.model or warm_model()
 schedules = {
     "linear": create_linear(2.0, 0.0),
     "cosine": create_cosine(2.0, 0.0),
-    "adaptive": create_adaptive(0.2, target=0.02, gain=1.0),
+    "adaptive": AdaptiveKL(0.2, target=0.02, gain=1.0),
     "own": lambda step, n_steps, kl: 0.5 if kl is not None and kl > 0.02 else 0.0,
 }
 for name, schedule in schedules.items():

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,8 +33,7 @@ from llm_envs.trainers.engines.engine_weights import active_adapter, describe_ad
 from llm_envs.trainers.engines.engines import sharding_of
 from llm_envs.trainers.engines.probe import mean_gap, probe_ids, probe_logps, shifted, trained_kinds
 from llm_envs.trainers.forward.dropout import disable_dropout
-from llm_envs.trainers.forward.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
-from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.forward.teacher import ServedTeacher, check_vocabulary
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
@@ -173,16 +172,6 @@ class Reference:
                 f"precompute_ref_log_probs is done once, before {self._names} is called: give ref_model= a model, and "
                 "no update, or leave it out."
             )
-
-    def check_teacher(self, algorithms: Iterable[Algorithm]) -> None:
-        """Reject an algorithm that learns only from a teacher, if none is given.
-
-        Raises:
-            InvalidConfigError: If the reference would be the policy's own first weights.
-        """
-        for algorithm in algorithms:
-            if algorithm.needs_teacher and self.ref_model_fn is None:
-                raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
 
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         """Create the reference, after TRL has set up the trainer; then switch dropout off (`forward.dropout`).

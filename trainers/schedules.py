@@ -1,4 +1,4 @@
-"""Schedules of the KL coefficient: constant, linear, cosine, or adaptive with a target KL.
+"""Schedules of the KL coefficient: linear, cosine, or adaptive with a target KL.
 
 A schedule is any function `(step, n_steps, kl) -> coefficient`, given as the `kl_coef` of an algorithm.
 `EnvGRPOTrainer` and `EnvPPOTrainer` ask it before each generation, and the coefficient holds for all steps of that
@@ -19,22 +19,10 @@ __all__ = [
     "AdaptiveKL",
     "KLController",
     "KLSchedule",
-    "create_adaptive",
-    "create_constant",
     "create_cosine",
     "create_linear",
     "parse_kl_schedule",
 ]
-
-
-def create_constant(coefficient: float) -> KLSchedule:
-    """Return a schedule whose coefficient never changes.
-
-    Raises:
-        InvalidConfigError: If the coefficient is below 0.
-    """
-    _check_coefficients(coefficient)
-    return lambda step, n_steps, kl: coefficient
 
 
 def create_linear(first: float, last: float, *, n_steps: int | None = None) -> KLSchedule:
@@ -103,16 +91,10 @@ class AdaptiveKL:
         self.coefficient = float(state["coefficient"])
 
 
-def create_adaptive(initial: float, target: float, *, gain: float = 0.1, limit: float = 0.2) -> AdaptiveKL:
-    """Return an `AdaptiveKL` with these arguments."""
-    return AdaptiveKL(initial, target, gain=gain, limit=limit)
-
-
 _FORMS: Mapping[str, Callable[..., KLSchedule]] = {
-    "constant:COEFFICIENT": create_constant,
     "linear:FIRST:LAST": create_linear,
     "cosine:FIRST:LAST": create_cosine,
-    "adaptive:INITIAL:TARGET": create_adaptive,
+    "adaptive:INITIAL:TARGET": AdaptiveKL,
 }
 
 

@@ -12,9 +12,8 @@ from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.trainers.schedules import (
+    AdaptiveKL,
     KLController,
-    create_adaptive,
-    create_constant,
     create_cosine,
     create_linear,
     parse_kl_schedule,
@@ -38,7 +37,6 @@ def weights(trainer):
 
 
 def test_values():
-    assert [create_constant(0.3)(step, 5, None) for step in range(5)] == [0.3] * 5
     linear = create_linear(1.0, 0.0)
     assert [linear(step, 5, None) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert linear(9, 5, None) == 0.0  # past the end it stays
@@ -52,12 +50,12 @@ def test_values():
 
 def test_the_adaptive_coefficient_follows_the_error_and_goes_on_from_its_state():
     """arXiv 1909.08593: `beta (1 + K clip(KL / target - 1, -0.2, 0.2))` with K = 0.1."""
-    schedule = create_adaptive(0.5, 0.02)
+    schedule = AdaptiveKL(0.5, 0.02)
     assert schedule(0, 10, None) == 0.5
     assert schedule(1, 10, 0.04) == pytest.approx(0.5 * 1.02)  # far above: the error is cut at 0.2
     assert schedule(2, 10, 0.022) == pytest.approx(0.5 * 1.02 * 1.01)  # a tenth above
     assert schedule(3, 10, 0.0) == pytest.approx(0.5 * 1.02 * 1.01 * 0.98)
-    other = create_adaptive(7.0, 0.02)
+    other = AdaptiveKL(7.0, 0.02)
     other.load_state_dict(schedule.state_dict())
     assert other(4, 10, 0.02) == schedule(4, 10, 0.02) == schedule.coefficient
 
@@ -81,13 +79,13 @@ def test_the_controller_asks_once_a_step_with_the_mean_since_it_last_asked():
 
 @pytest.mark.parametrize(
     ("text", "at_step_1_of_3"),
-    [("constant:0.2", 0.2), ("linear:0.4:0.2", 0.3), ("cosine:0.4:0.2", 0.3), ("adaptive:0.05:0.01", 0.05)],
+    [("linear:0.4:0.2", 0.3), ("cosine:0.4:0.2", 0.3), ("adaptive:0.05:0.01", 0.05)],
 )
 def test_a_line_of_a_configuration(text, at_step_1_of_3):
     assert parse_kl_schedule(text)(1, 3, None) == pytest.approx(at_step_1_of_3)
 
 
-@pytest.mark.parametrize("text", ["linear", "linear:0.1", "linear:a:b", "sine:0.1:0.0", "constant:0.1:0.2", "0.1", ""])
+@pytest.mark.parametrize("text", ["linear", "linear:0.1", "linear:a:b", "sine:0.1:0.0", "constant:0.1", "0.1", ""])
 def test_what_is_no_schedule(text):
     with pytest.raises(InvalidConfigError, match=r"KL schedule .*must be one of .*linear:FIRST:LAST"):
         parse_kl_schedule(text)
@@ -98,12 +96,11 @@ def test_what_is_no_schedule(text):
 @pytest.mark.parametrize(
     "create",
     [
-        lambda: create_constant(-0.1),
         lambda: create_linear(0.1, math.nan),
         lambda: create_cosine(0.1, 0.0, n_steps=0),
-        lambda: create_adaptive(0.0, 0.1),
-        lambda: create_adaptive(0.1, 0.0),
-        lambda: create_adaptive(0.1, 0.1, gain=5.0),
+        lambda: AdaptiveKL(0.0, 0.1),
+        lambda: AdaptiveKL(0.1, 0.0),
+        lambda: AdaptiveKL(0.1, 0.1, gain=5.0),
         lambda: KLController(lambda step, n_steps, kl: -1.0, 0.0).begin_generation(0, 1),
     ],
 )
@@ -117,7 +114,7 @@ def test_a_constant_schedule_is_a_coefficient(make, kl_in):
     settings = {"num_iterations": 2, "max_steps": 4}
     plain = make(settings, algorithm=replace(GRPO, kl_in=kl_in, kl_coef=0.4))
     plain.train()
-    scheduled = make(settings, algorithm=with_settings(GRPO, {"kl_in": kl_in, "kl_coef": "constant:0.4"}))
+    scheduled = make(settings, algorithm=with_settings(GRPO, {"kl_in": kl_in, "kl_coef": "linear:0.4:0.4"}))
     scheduled.train()
     assert distance(weights(plain), weights(scheduled)) == 0.0
     assert logged(plain, "kl_coef") == logged(scheduled, "kl_coef") == [0.4] * 4
@@ -150,7 +147,7 @@ def test_a_resumed_run_has_the_coefficients_of_the_whole_one(make, tmp_path):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1.0}
 
     def run(folder, resume=None):
-        schedule = create_adaptive(0.5, 1e-5)
+        schedule = AdaptiveKL(0.5, 1e-5)
         algorithm = replace(GRPO, kl_coef=schedule)
         trainer = make(settings | {"output_dir": str(tmp_path / folder)}, algorithm=algorithm)
         trainer.train(resume_from_checkpoint=resume)

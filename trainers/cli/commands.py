@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
@@ -23,11 +21,9 @@ from trl import ModelConfig
 from llm_envs.cli.arguments import check_one
 from llm_envs.cli.main import main as cli
 from llm_envs.cli.room_options import hooks
-from llm_envs.data.files import replacing
-from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.http import API_KEY
-from llm_envs.trainers.cli.dry_run import describe_training
-from llm_envs.trainers.cli.ending import resumable
+from llm_envs.trainers.cli.ending import run_training
 from llm_envs.trainers.cli.parser import (
     ENV,
     check_model,
@@ -168,7 +164,7 @@ def grpo(arguments: Sequence[str]) -> int:
     checkpoint = _begin(args, "GRPO", chosen, model)
     with loading(model=name, teacher=teacher):
         trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **further)
-    return _run(trainer, checkpoint, chosen)
+    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
 
 
 def ppo(arguments: Sequence[str]) -> int:
@@ -180,7 +176,7 @@ def ppo(arguments: Sequence[str]) -> int:
     checkpoint = _begin(args, "PPO", chosen, model)
     with loading(model=name, critic=critic):
         trainer = EnvPPOTrainer(name, env, args, critic=critic, algorithm=algorithm, **model_arguments(model, args))
-    return _run(trainer, checkpoint, chosen)
+    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
 
 
 def dpo(arguments: Sequence[str]) -> int:
@@ -194,7 +190,7 @@ def dpo(arguments: Sequence[str]) -> int:
     sources = {"source": chosen.source, "eval_source": chosen.eval_source}
     with loading(model=name):
         trainer = EnvDPOTrainer(name, args, **sources, **model_arguments(model, args))
-    return _run(trainer, checkpoint, chosen)
+    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
 
 
 def sft(arguments: Sequence[str]) -> int:
@@ -206,7 +202,7 @@ def sft(arguments: Sequence[str]) -> int:
     env, further = read_environment(chosen.env), model_arguments(model, args)
     with loading(model=name):
         trainer = EnvSFTTrainer(name, env, args, source=chosen.source, **further)
-    return _run(trainer, checkpoint, chosen)
+    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
 
 
 TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -233,44 +229,6 @@ def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | 
     if checkpoint is None and not chosen.dry_run:
         check_unused(args.output_dir)
     return checkpoint
-
-
-def _run(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, checkpoint: str | None, chosen: Any) -> int:
-    """Train and save, or describe the training."""
-    try:
-        if chosen.dry_run:
-            print(describe_training(trainer, colour=sys.stdout.isatty()))
-            return 0
-        with resumable(trainer):
-            trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-        trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
-        if trainer.accelerator.is_main_process:
-            print(f"the model is in {trainer.args.output_dir}")
-    except LLMEnvsError:
-        raise
-    except Exception:
-        # Before the first step the one-line message is enough, and the run can be repeated with --debug.
-        if trainer.state.global_step:
-            _keep_traceback(trainer)
-        raise
-    finally:
-        if isinstance(trainer, EnvGRPOTrainer):
-            trainer.close()
-    return 0
-
-
-def _keep_traceback(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> None:
-    """Write the traceback of a failure to the output folder, as hours of training are not repeated with --debug."""
-    path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", encoding="utf-8", opener=replacing) as file:
-            file.write(traceback.format_exc())
-    except OSError:  # often a full disk, which may be why the training failed
-        traceback.print_exc()
-        return
-    print(f"llm-envs: it failed after {trainer.state.global_step} steps; {path} says where", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

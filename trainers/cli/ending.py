@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +16,68 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from llm_envs.data.files import replacing
+from llm_envs.errors import LLMEnvsError
+from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
+from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.run.checkpoints import find_checkpoints
+from llm_envs.trainers.sft.trainer import EnvSFTTrainer
 
-__all__ = ["resumable"]
+__all__ = ["resumable", "run_training"]
 
 _ON_ITS_WAY = b"llm-envs: SIGTERM: after this step a checkpoint is saved and the training ends; another ends it now\n"
+
+
+def run_training(
+    trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer,
+    checkpoint: str | None,
+    *,
+    is_dry: bool,
+    option: str = "--resume-from-checkpoint",
+) -> int:
+    """Train and save, or describe the training; return the exit code.
+
+    Args:
+        trainer: The trainer; one that samples is closed at the end.
+        checkpoint: The checkpoint to resume from; None: a new run.
+        is_dry: Whether to describe the training only.
+        option: The option that resumes it, for messages.
+    """
+    try:
+        if is_dry:
+            print(describe_training(trainer, colour=sys.stdout.isatty()))
+            return 0
+        with resumable(trainer, option):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_model()
+        trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
+        if trainer.accelerator.is_main_process:
+            print(f"the model is in {trainer.args.output_dir}")
+    except LLMEnvsError:
+        raise
+    except Exception:
+        # Before the first step the one-line message is enough, and the run can be repeated with --debug.
+        if trainer.state.global_step:
+            _keep_traceback(trainer)
+        raise
+    finally:
+        if isinstance(trainer, EnvGRPOTrainer):
+            trainer.close()
+    return 0
+
+
+def _keep_traceback(trainer: Trainer) -> None:
+    """Write the traceback of a failure to the output folder, as hours of training are not repeated with --debug."""
+    path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", encoding="utf-8", opener=replacing) as file:
+            file.write(traceback.format_exc())
+    except OSError:  # often a full disk, which may be why the training failed
+        traceback.print_exc()
+        return
+    print(f"llm-envs: it failed after {trainer.state.global_step} steps; the traceback is in {path}", file=sys.stderr)
 
 
 @contextmanager

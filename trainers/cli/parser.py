@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
@@ -34,8 +34,11 @@ __all__ = [
     "parse",
     "read_algorithm",
     "read_environment",
+    "read_object",
     "read_played",
 ]
+
+T = TypeVar("T")
 
 ENV: dict[str, Any] = {
     "help": "Id of a registered environment, such as llm/Calculator-v0, or a mixture as JSON: "
@@ -200,14 +203,23 @@ def read_algorithm(text: str | None) -> Algorithm | None:
         raise InvalidConfigError(
             f"algorithm={text!r} is not known; give module:NAME or one of {', '.join(ALGORITHMS)}.{near}"
         )
+    return read_object("--algorithm", text, Algorithm)
+
+
+def read_object(option: str, text: str, kind: type[T]) -> T:
+    """Return the object of the user's that an option names as `module:NAME`.
+
+    Raises:
+        InvalidConfigError: If the module cannot be imported, or the object is of another type.
+    """
     try:
         found = pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfigError(
-            f"--algorithm {text}: {error}. Give module:NAME; for a module in this folder, set PYTHONPATH=."
+            f"{option} {text}: {error}. Give module:NAME; for a module in this folder, set PYTHONPATH=."
         ) from error
-    if not isinstance(found, Algorithm):
-        raise InvalidConfigError(f"--algorithm {text} is of type {type(found).__name__}; it must be an Algorithm.")
+    if not isinstance(found, kind):
+        raise InvalidConfigError(f"{option} {text} is of type {type(found).__name__}; it must be of {kind.__name__}.")
     return found
 
 

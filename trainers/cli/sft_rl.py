@@ -36,8 +36,7 @@ from llm_envs.data.files import remove
 from llm_envs.data.yaml_files import read_yaml_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
-from llm_envs.trainers.cli.dry_run import describe_training
-from llm_envs.trainers.cli.ending import resumable
+from llm_envs.trainers.cli.ending import run_training
 from llm_envs.trainers.cli.parser import (
     ENV,
     Switch,
@@ -48,21 +47,11 @@ from llm_envs.trainers.cli.parser import (
     read_environment,
 )
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.run.checkpoints import resume_point
+from llm_envs.trainers.run.checkpoints import find_checkpoints, resume_point
 from llm_envs.trainers.settings.checks import check_env_kwargs, check_values
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
-__all__ = [
-    "SFTRLSettings",
-    "describe",
-    "main",
-    "make_parser",
-    "newest_checkpoint",
-    "read_settings",
-    "train",
-    "train_rl",
-    "train_sft",
-]
+__all__ = ["SFTRLSettings", "main", "make_parser", "newest_checkpoint", "read_settings"]
 
 
 @dataclass(kw_only=True)
@@ -139,90 +128,19 @@ def make_parser() -> TrainingParser:
     return parser
 
 
-def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
+def read_settings(path: str | Path) -> SFTRLSettings:
     """Read the settings from a YAML file.
-
-    Args:
-        path: The file.
-        **changes: Values that override the file's, under its names; None changes nothing. A mapping for `sft`, `rl` or
-            `env_kwargs` overrides only its keys.
 
     Raises:
         InvalidConfigError: If the file is not a mapping, a key is unknown or missing, or a value is invalid.
     """
-    parser = make_parser()
-    parser.read_file(str(path))
-    given = {key: value for key, value in changes.items() if value is not None}
-    sections = {key: _joined(parser.get_default(key), given[key]) for key in given if isinstance(given[key], Mapping)}
-    parser.set_values(given | sections, str(path))
-    settings: SFTRLSettings = make(SFTRLSettings, vars(parser.parse_args([])))
-    return settings
+    return _parsed(["--config", str(path)])[0]
 
 
 def _joined(section: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section with changes."""
     both = [part for part in (section, changes) if isinstance(part, Mapping)]
     return {key.replace("-", "_"): value for part in both for key, value in part.items()}
-
-
-def train(settings: SFTRLSettings) -> Path:
-    """Run the trainings of the settings' mode; return the folder of the model."""
-    folder = Path(settings.output_dir)
-    if settings.mode in ("sft", "sft+rl"):
-        folder = train_sft(settings)
-    if settings.mode in ("rl", "sft+rl"):
-        folder = train_rl(settings)
-    return folder
-
-
-def train_sft(settings: SFTRLSettings) -> Path:
-    """Train on the oracle's episodes or on a saved data set; return the folder of the model."""
-    args = settings.sft_config
-    checkpoint = resume_point(args, "SFT", _rank(settings))
-    trainer = _sft_trainer(settings, args)
-    with resumable(trainer, "--sft.resume-from-checkpoint"):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    return Path(str(args.output_dir))
-
-
-def train_rl(settings: SFTRLSettings) -> Path:
-    """Train by GRPO, starting from the newest model of an earlier `train_sft` if there is one; return the folder."""
-    args = settings.rl_config
-    checkpoint = resume_point(args, "GRPO", _rank(settings))
-    trainer = _rl_trainer(settings, args)
-    try:
-        with resumable(trainer, "--mode rl --rl.resume-from-checkpoint"):
-            trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.save_model()
-    finally:
-        trainer.close()
-    return Path(str(args.output_dir))
-
-
-def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
-    """Return a description of the trainings without running them. The one of rl uses the present model.
-
-    Args:
-        settings: The settings.
-        colour: Whether to mark trained tokens by colour, for a terminal.
-    """
-    parts = []
-    if settings.mode in ("sft", "sft+rl"):
-        trainer = _sft_trainer(settings, settings.sft_config)
-        parts.append(f"sft\n{describe_training(trainer, colour=colour)}")
-    if settings.mode in ("rl", "sft+rl"):
-        player = _rl_trainer(settings, settings.rl_config)
-        try:
-            parts.append(f"rl\n{describe_training(player, colour=colour)}")
-        finally:
-            player.close()
-    return "\n\n".join(parts)
-
-
-def _rank(settings: SFTRLSettings) -> int | None:
-    """Return the rank of the trained adapters; None: all weights are trained."""
-    return settings.lora_r if settings.use_peft else None
 
 
 def _sft_trainer(settings: SFTRLSettings, args: EnvSFTConfig) -> EnvSFTTrainer:
@@ -261,23 +179,37 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
     An incomplete checkpoint (without `trainer_state.json`) does not count.
     """
-    folder = Path(folder)
-    whole = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
-    found = [(_saved_ns(place), _step(place), place) for place in [folder, *whole] if _saved_ns(place)]
-    return max(found)[2] if found else None
+    # Of several that were saved at the same time, `max` takes the first: the folder itself, or the latest step.
+    newest = max((Path(folder), *reversed(find_checkpoints(folder))), key=_saved_ns)
+    return newest if _saved_ns(newest) else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line: `--config FILE`, and options that override the file; return the exit code."""
-    rest, sections = _sections(sys.argv[1:] if arguments is None else arguments)
+    settings, is_dry = _parsed(sys.argv[1:] if arguments is None else arguments)
+    rank = settings.lora_r if settings.use_peft else None
+    for name in settings.mode.split("+"):
+        if is_dry:
+            print(name)
+        trainer: EnvSFTTrainer | EnvGRPOTrainer
+        if name == "sft":
+            sft = settings.sft_config
+            checkpoint, option = resume_point(sft, "SFT", rank), "--sft.resume-from-checkpoint"
+            trainer = _sft_trainer(settings, sft)
+        else:
+            rl = settings.rl_config
+            checkpoint, option = resume_point(rl, "GRPO", rank), "--mode rl --rl.resume-from-checkpoint"
+            trainer = _rl_trainer(settings, rl)
+        run_training(trainer, checkpoint, is_dry=is_dry, option=option)
+    return 0
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[SFTRLSettings, bool]:
+    """Return the settings of a command line, and whether it is a dry run."""
+    rest, sections = _sections(arguments)
     values = vars(make_parser().parse_args(rest))
     values |= {name: _joined(values[name], changes) for name, changes in sections.items()}
-    settings: SFTRLSettings = make(SFTRLSettings, values)
-    if values["dry_run"]:
-        print(describe(settings, colour=sys.stdout.isatty()))
-    else:
-        print(f"the model is in {train(settings)}")
-    return 0
+    return make(SFTRLSettings, values), bool(values["dry_run"])
 
 
 def _sections(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
@@ -305,9 +237,3 @@ def _saved_ns(folder: Path) -> int:
     """Return the time at which the folder's weights were written; 0 if it has no weights."""
     names = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
     return max((path.stat().st_mtime_ns for path in map(folder.joinpath, names) if path.exists()), default=0)
-
-
-def _step(folder: Path) -> float:
-    """Return the step of a checkpoint; infinity for the output folder itself, so that it wins a tie."""
-    number = folder.name.partition("-")[2]
-    return int(number) if number.isdigit() else float("inf")

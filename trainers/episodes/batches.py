@@ -54,7 +54,6 @@ def rollout_output(
     mask_truncated: bool = False,
     trajectory_filter: TrajectoryFilter | None = None,
     n_rows: int | None = None,
-    columns: Mapping[str, Sequence[float | None]] | None = None,
 ) -> dict[str, list[Any]]:
     """Return the rows of a `rollout_func` for TRL: first rows in the order of the trajectories, then the forks' rows.
 
@@ -71,11 +70,9 @@ def rollout_output(
         trajectory_filter: Keeps the trajectories to train on (`rollout.filters`); the tokens of the others are masked.
             None: all.
         n_rows: Total rows to return; masked rows without a reward are added to reach it. None: add no rows.
-        columns: Further reward columns by name, one number per trajectory, for `create_column_reader`.
 
     Returns:
-        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, `trajectory_reward`, and
-        `trajectory_reward/<name>` of each column.
+        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `trajectory_reward`.
     """
 
     def trained(trajectory: Trajectory) -> bool:
@@ -90,9 +87,7 @@ def rollout_output(
     out: dict[str, list[Any]] = {key: [part[key] for part in parts] for key in parts[0]} if parts else {}
     rewards = [t.reward if t.status == "ok" else None for t in trajectories]
     # Rows of forks and filling rows have no reward, so an episode counts once in its baseline.
-    fill = [None] * (len(rows) - len(rewards))
-    out[REWARD_FIELD] = rewards + fill
-    return out | {f"{REWARD_FIELD}/{name}": [*values, *fill] for name, values in (columns or {}).items()}
+    return out | {REWARD_FIELD: rewards + [None] * (len(rows) - len(rewards))}
 
 
 def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:

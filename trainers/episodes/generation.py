@@ -46,7 +46,7 @@ __all__ = [
     "STATE_FILE",
     "GenerationPlayer",
     "check_room",
-    "close_player",
+    "close_policy",
     "make_collector",
     "sampling_of",
     "unused_folder",
@@ -420,9 +420,8 @@ class GenerationPlayer:
             self.writer.write(trajectory)
 
 
-def close_player(player: GenerationPlayer, policy: Any) -> None:
-    """Close a trainer's player, then end the threads of its policy."""
-    player.close()
+def close_policy(policy: Any) -> None:
+    """End the threads of a policy."""
     runner = SyncRunner()  # a notebook already runs an event loop
     runner.run(policy.aclose)
     runner.close()

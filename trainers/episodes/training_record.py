@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import named_shaping
 from llm_envs.tracking.describing import describing
+from llm_envs.trainers.episodes.batches import batch_from_trl
 from llm_envs.trainers.episodes.rewards import EpisodeRewards, RewardSettings, group_numbers
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.groups import group_mean
-from llm_envs.types import SamplingParams
 
 __all__ = [
     "FOLDER",
@@ -40,14 +40,12 @@ __all__ = [
     "TrainingRecord",
     "baselines",
     "describe",
-    "generation_record",
     "pack",
     "precision",
     "restore",
     "reward_facts",
     "row_digest",
     "rows_of",
-    "run_record",
     "unpack",
 ]
 
@@ -58,7 +56,7 @@ _SETTINGS = (
     *("loss_type", "beta", "epsilon", "epsilon_high", "scale_rewards", "multi_objective_aggregation"),
     *("importance_sampling_level", "num_iterations", "steps_per_generation", "gradient_accumulation_steps"),
     *("per_device_train_batch_size", "num_generations", "async_generations", "seed", "logging_steps"),
-    *("max_completion_length", "mask_truncated_completions", "mask_truncated", "use_vllm", "thinking", "history"),
+    *("max_completion_length", "mask_truncated_completions", "use_vllm", "thinking", "history"),
     *("use_training_template", "gamma", "lam", "value_lam", "lam_alpha", "discount", "whiten_advantages"),
     *("value_clip", "value_coef", "value_warmup_steps", "off_policy_mask_threshold", "top_entropy_quantile"),
     "entropy_coef",
@@ -89,10 +87,6 @@ class TrainingRecord:
         with open(self.path, "a", encoding="utf-8", opener=own) as file:
             file.write(line + "\n")
 
-    def write_step(self, step: int, loss: torch.Tensor | float) -> None:
-        """Append the loss of an optimizer step: the sum over this process's micro-batches."""
-        self.write({"kind": "step", "step": step, "loss": float(loss)})
-
 
 class RecordsLearning:
     """Records what a trainer of TRL learns: a mixin before TRL's class."""
@@ -109,72 +103,87 @@ class RecordsLearning:
         self._step_loss = self._step_loss + loss
         return loss
 
-    def _record(
-        self,
-        writer: TrajectoryWriter | None,
-        run: Callable[[], Mapping[str, Any]],
-        generation: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        """Append a generation, and before the first one the run; nothing if episodes are not stored."""
-        if writer is None or not self._has_record:
+    def _record_generation(self: Any, output: Mapping[str, Any], **facts: Any) -> None:
+        """Append the latest generation of training, and before the first one the run; nothing without a writer.
+
+        Args:
+            output: The generation's batch, by TRL's names.
+            **facts: Further facts, as JSON types.
+        """
+        writer = self._player.writer
+        if self._mode != "train" or writer is None or not self._has_record:
             return
         self._has_record = False
         with describing("the record of what is learned"):
             if self._training_record is None:
-                self._training_record = TrainingRecord(writer, run())
-            self._training_record.write(generation())
+                self._training_record = TrainingRecord(writer, self._run_record())
+            self._training_record.write(self._generation_record(output) | facts)
             self._has_record = True
 
     def _record_step(self) -> None:
-        """Append the loss of the optimizer step that has just ended."""
+        """Append the loss of the optimizer step that has just ended: the sum over this process's micro-batches."""
         step_loss, self._step_loss = self._step_loss, 0.0
         if self._training_record is None or not self._has_record:
             return
         self._has_record = False
         with describing("the record of what is learned"):
-            self._training_record.write_step(self.state.global_step, step_loss)
+            self._training_record.write({"kind": "step", "step": self.state.global_step, "loss": float(step_loss)})
             self._has_record = True
 
+    def _run_record(self: Any) -> dict[str, Any]:
+        """Return the first line of the record."""
+        args, model = self.args, self.accelerator.unwrap_model(self.model)
+        codec, sampling = self.collector.codec, self.collector.sampling
+        functions = {
+            "context_fn": self._context_fn,
+            "trajectory_filter": self._trajectory_filter,
+            "ref_model_fn": self._reference.ref_model_fn,
+            "reference_update_fn": self._reference.update_fn,
+        }
+        return {
+            "kind": "run",
+            "trainer": self._kind,
+            "model": getattr(model, "name_or_path", None) or None,
+            "is_new": _is_new(model),
+            "dtype": precision(model, args),
+            "settings": {name: getattr(args, name) for name in _SETTINGS if hasattr(args, name)},
+            "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
+            "template": dict(getattr(codec.template, "kwargs", {})),
+            "max_model_len": self._policy.max_model_len,
+            "rewards": reward_facts(self._reward_settings),
+            "unknown": [name for name, function in functions.items() if function is not None],
+            "pad_id": int(self.processing_class.pad_token_id),
+            "processes": self.accelerator.num_processes,
+            "task_weights": self._task_weights,
+        }
 
-def run_record(
-    trainer: str,
-    settings: Any,
-    *,
-    model: Any,
-    codec: Any,
-    sampling: SamplingParams,
-    max_model_len: int | None,
-    rewards: RewardSettings,
-    unknown: Sequence[str],
-    **facts: Any,
-) -> dict[str, Any]:
-    """Return the first line of a record.
-
-    Args:
-        trainer: grpo or ppo.
-        settings: The trainer's settings.
-        model: The trained model before the first step.
-        codec: Encodes the episodes.
-        sampling: How turns are sampled.
-        max_model_len: The policy's context in tokens.
-        rewards: The rewards of an episode.
-        unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`).
-        **facts: Further facts, as JSON types.
-    """
-    return {
-        "kind": "run",
-        "trainer": trainer,
-        "model": getattr(model, "name_or_path", None) or None,
-        "is_new": _is_new(model),
-        "dtype": precision(model, settings),
-        "settings": {name: getattr(settings, name) for name in _SETTINGS if hasattr(settings, name)},
-        "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
-        "template": dict(getattr(codec.template, "kwargs", {})),
-        "max_model_len": max_model_len,
-        "rewards": reward_facts(rewards),
-        "unknown": list(unknown),
-        **facts,
-    }
+    def _generation_record(self: Any, output: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the line of the latest generation, with the advantages as the loss reads them."""
+        episodes, batch = self.generation.episodes, batch_from_trl(output)
+        record: dict[str, Any] = {
+            "kind": "generation",
+            "step": self.state.global_step,
+            "episodes": [[t.group_id, t.member] for t in episodes.trajectories],
+            "status": [t.status for t in episodes.trajectories],
+            "columns": {name: list(values) for name, values in episodes.columns.items()},
+            "weights": dict(episodes.weights),
+            "turn_rewards": [part.tolist() for part in episodes.turn_rewards],
+            "baselines": baselines(episodes),
+            "rows": [row_digest(ids, mask) for ids, mask in rows_of(batch)],
+            "algorithm": describe(self._algorithm),
+            "kl_coef": self.beta,
+        }
+        names = {"kl_penalties": "kl_penalties", "values": "old_values"}
+        tokens = {name: output[key] for name, key in names.items() if key in output}
+        if batch.advantages is not None and batch.advantages.ndim == 1:
+            record["advantages"] = batch.advantages.tolist()
+        elif batch.advantages is not None:
+            tokens["advantages"] = batch.advantages
+        places = batch.mask_BT.bool()
+        for name, values_BT in tokens.items():
+            rows = zip(values_BT.expand(places.shape).cpu(), places.cpu(), strict=True)
+            record[name] = [pack(row[own].numpy()) for row, own in rows]
+        return record
 
 
 def precision(model: Any, settings: Any) -> str:
@@ -202,52 +211,6 @@ def reward_facts(rewards: RewardSettings) -> dict[str, Any]:
         "aggregate": rewards.aggregate if isinstance(rewards.aggregate, str) else rewards.aggregate is not None,
         "weights": None if rewards.weights is None else dict(rewards.weights),
     }
-
-
-def generation_record(
-    step: int,
-    episodes: EpisodeRewards,
-    rows: Sequence[tuple[Any, Any]],
-    advantages: torch.Tensor | None = None,
-    mask_BT: torch.Tensor | None = None,
-    *,
-    per_token: Mapping[str, torch.Tensor] | None = None,
-    **facts: Any,
-) -> dict[str, Any]:
-    """Return the line of a generation.
-
-    Args:
-        step: The optimizer steps before it.
-        episodes: The episodes and their rewards.
-        rows: Token ids and trained mask of each row of the batch, arrays of shape (T,) each.
-        advantages: Shape (B,) or (B, T), as the loss reads them; None: the trainer has none.
-        mask_BT: The trained tokens, which the numbers of tokens are stored for.
-        per_token: Further numbers of tokens by name, each (B, T).
-        **facts: Further facts, as JSON types.
-    """
-    record: dict[str, Any] = {
-        "kind": "generation",
-        "step": step,
-        "episodes": [[t.group_id, t.member] for t in episodes.trajectories],
-        "status": [t.status for t in episodes.trajectories],
-        "columns": {name: list(values) for name, values in episodes.columns.items()},
-        "weights": dict(episodes.weights),
-        "turn_rewards": [part.tolist() for part in episodes.turn_rewards],
-        "baselines": baselines(episodes),
-        "rows": [row_digest(ids, mask) for ids, mask in rows],
-        **facts,
-    }
-    tokens = dict(per_token or {})
-    if advantages is not None and advantages.ndim == 1:
-        record["advantages"] = advantages.tolist()
-    elif advantages is not None:
-        tokens["advantages"] = advantages
-    for name, values_BT in tokens.items():
-        assert mask_BT is not None
-        places = mask_BT.bool()
-        values = values_BT.expand(places.shape)
-        record[name] = [pack(row[own].numpy()) for row, own in zip(values.cpu(), places.cpu(), strict=True)]
-    return record
 
 
 def pack(values: Any) -> str:

@@ -31,18 +31,11 @@ from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
 from llm_envs.trainers.engines.engines import colocated_engine
 from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
-from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
+from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_policy, make_collector
 from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.episodes.rewards import RewardSettings
-from llm_envs.trainers.episodes.training_record import (
-    RecordsLearning,
-    describe,
-    generation_record,
-    precision,
-    rows_of,
-    run_record,
-)
+from llm_envs.trainers.episodes.training_record import RecordsLearning, precision
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
@@ -237,49 +230,6 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         if self._kind != "ppo":  # a critic's advantages come later
             self._record_generation(output)
 
-    def _record_generation(self, output: Mapping[str, Any], **facts: Any) -> None:
-        """Record the latest generation of training, whose batch is `output`."""
-        if self._mode != "train":
-            return
-        batch, algorithm = batch_from_trl(output), self._algorithm
-        names = {"kl_penalties": "kl_penalties", "values": "old_values"}
-        facts |= {"algorithm": describe(algorithm), "kl_coef": self.beta}
-        self._record(
-            self._player.writer,
-            self._run_record,
-            lambda: generation_record(
-                self.state.global_step,
-                self.generation.episodes,
-                rows_of(batch),
-                batch.advantages,
-                batch.mask_BT,
-                per_token={name: output[key] for name, key in names.items() if key in output},
-                **facts,
-            ),
-        )
-
-    def _run_record(self) -> dict[str, Any]:
-        """Return the first line of the record."""
-        functions = {
-            "context_fn": self._context_fn,
-            "trajectory_filter": self._trajectory_filter,
-            "ref_model_fn": self._reference.ref_model_fn,
-            "reference_update_fn": self._reference.update_fn,
-        }
-        return run_record(
-            self._kind,
-            self.args,
-            model=self.accelerator.unwrap_model(self.model),
-            codec=self.collector.codec,
-            sampling=self.collector.sampling,
-            max_model_len=self._policy.max_model_len,
-            rewards=self._reward_settings,
-            unknown=[name for name, function in functions.items() if function is not None],
-            pad_id=int(self.processing_class.pad_token_id),
-            processes=self.accelerator.num_processes,
-            task_weights=self._task_weights,
-        )
-
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of a micro-batch, in parts of the configured size if forks made the micro-batch larger.
 
@@ -354,7 +304,8 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def close(self) -> None:
         """Close the trajectories' log, end the collector's and the policy's threads, and servers that were started."""
-        close_player(self._player, self._policy)
+        self._player.close()
+        close_policy(self._policy)
         if self.use_vllm:
             cast("ColocatedEngine", self.vllm_generation).close()
 

@@ -37,6 +37,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
 from llm_envs.policies.inference.sampling import has_filters
@@ -60,7 +61,7 @@ from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.forward.kept import KeptRows
 from llm_envs.trainers.forward.packed_rows import PackedRows
 from llm_envs.trainers.forward.shared_prompts import SharedPrompts
-from llm_envs.trainers.forward.teacher import ServedTeacher
+from llm_envs.trainers.forward.teacher import NO_TEACHER, ServedTeacher
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.kl import mean_kl
@@ -439,7 +440,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         """
         algorithms, is_ours = self.algorithms, self._reference.is_ours
         needed = algorithms.has_kl or (algorithms.has_pairs and is_ours)
-        self._reference.check_teacher(algorithms.known)
+        for algorithm in algorithms.known if self._reference.ref_model_fn is None else ():
+            if algorithm.needs_teacher:
+                raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
         how = "set beta above 0, or give an algorithm with a kl_coef"
         self._reference.check(args, is_used=needed, how=how)
         return needed

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
-from llm_envs.trainers.loop.run import (
-    EvalFn,
-    IterationHook,
-    LoopSettings,
-    WeightSyncFn,
-    share_weights,
-    train,
-    training_iteration,
-    training_step,
-)
+from llm_envs.trainers.loop.run import EvalFn, IterationHook, WeightSyncFn, share_weights, train, training_iteration
 from llm_envs.trainers.loop.state import (
     TrainingState,
     best_checkpoint,
@@ -23,6 +14,7 @@ from llm_envs.trainers.loop.state import (
     load_training_state,
     save_training_state,
 )
+from llm_envs.trainers.loop.step import LoopSettings, training_step
 
 __all__ = [
     "EvalFn",

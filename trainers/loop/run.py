@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import cast
 
 import torch
@@ -32,8 +32,6 @@ from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
-from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
-from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.engines.engine_weights import engine_weights
@@ -56,25 +54,11 @@ from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
 from llm_envs.trainers.loop.batch import autocast, minibatch_rows, score_batch
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
-from llm_envs.trainers.loop.state import (
-    CheckpointFn,
-    OptimizerStepFn,
-    TrainingState,
-    moving_average,
-)
+from llm_envs.trainers.loop.state import CheckpointFn, OptimizerStepFn, TrainingState
 from llm_envs.trainers.loop.step import TOKEN_MEANS, LoopSettings, share_of_generation, training_step
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
-__all__ = [
-    "EvalFn",
-    "IterationHook",
-    "LoopSettings",
-    "WeightSyncFn",
-    "share_weights",
-    "train",
-    "training_iteration",
-    "training_step",
-]
+__all__ = ["EvalFn", "IterationHook", "WeightSyncFn", "share_weights", "train", "training_iteration"]
 
 EvalFn = Callable[[TrainingState], Mapping[str, float]]
 """Measures a state. `held_out.create_eval_fn` makes one."""
@@ -138,11 +122,7 @@ def training_iteration(
         state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
     )
     metrics |= _means(log, sizes)
-    state = replace(
-        state,
-        iteration=state.iteration + 1,
-        statistics=moving_average(state.statistics, metrics, decay=settings.ema_decay),
-    )
+    state = replace(state, iteration=state.iteration + 1)
     if iteration_hook is not None:
         metrics |= iteration_hook(state, groups, metrics) or {}
     return state, metrics
@@ -165,7 +145,6 @@ def train(
     iteration_hook: IterationHook | None = None,
     eval_fn: EvalFn | None = None,
     eval_every: int = 0,
-    best_by: str = "success",
     checkpoint_fn: CheckpointFn | None = None,
     save_every: int = 0,
     logger: Logger | None = None,
@@ -189,34 +168,31 @@ def train(
         reference_update_fn: See `training_iteration`. If it has a `state_dict`, checkpoints include it.
         weight_sync_fn: Gives the policy the weights before each generation and evaluation; None: `share_weights`.
         iteration_hook: Called after each iteration.
-        eval_fn: Measures the state on held-out problems of the train split.
+        eval_fn: Measures the state on held-out problems of the train split; the greatest `success` is the best.
         eval_every: Iterations between two evaluations; 0: never. If above 0, the last iteration is evaluated too.
-        best_by: The metric of `eval_fn` that chooses the best checkpoint; greater is better.
         checkpoint_fn: Saves the best state, the last one, and every `save_every` (`create_checkpoint_fn`).
         save_every: Iterations between two saves; 0: only the best and the last.
         logger: Gets the number of each iteration, from 1, and its metrics (`llm_envs.tracking.loggers`).
 
     Returns:
         The last state. For each iteration the logger gets the metrics of `training_iteration`, `env/...` of all
-        episodes played (`trajectory_metrics`), `eval/...`, `ema/env/...`, `time/collect_s`, `time/learn_s`.
+        episodes played (`trajectory_metrics`), `eval/...`, `time/collect_s`, `time/learn_s`.
 
     Raises:
         InvalidConfigError: If settings contradict one another.
         RolloutFailedError: If no episode could be scored in three generations in a row.
     """
-    settings = _checked(settings, collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
-    rewards = rewards or RewardSettings()
-    task_weights = checked_weights(rewards, collector.source)
+    _check_arguments(collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
+    settings, rewards = settings or LoopSettings(), rewards or RewardSettings()
     learn = partial(
         training_iteration,
         rewards=rewards,
-        task_weights=task_weights,
+        task_weights=checked_weights(rewards, collector.source),
         sampling=collector.sampling,
         optimizer_step_fn=optimizer_step_fn,
         reference_update_fn=reference_update_fn,
         iteration_hook=iteration_hook,
     )
-    max_turns = cache(partial(_max_turns, collector.source))  # makes environments: only if an algorithm asks
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
@@ -224,7 +200,7 @@ def train(
     while state.iteration < n_iterations:
         start = time.perf_counter()
         current = _algorithm_of(algorithm, state, collector)
-        bounded = _with_max_length(settings, current, collector, max_turns)
+        bounded = _with_max_length(settings, current, collector)
         played_at = n_groups, group_size, state.iteration
         groups, played = play_generation(
             collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
@@ -233,14 +209,11 @@ def train(
         middle, is_first = time.perf_counter(), state.iteration == first
         state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
-        statistics = moving_average(state.statistics, played, decay=settings.ema_decay)
-        metrics |= {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
-        stored = source_state(collector, prompt_loader, reference_update_fn)
-        state = replace(state, statistics=statistics, source_state=stored)
+        state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
         sync(collector.policy, state)  # before the evaluation, which must measure the new weights
         is_last, is_best = state.iteration >= n_iterations, False
         if eval_fn is not None and (is_last or state.iteration % eval_every == 0):
-            state, is_best, measured = _evaluated(state, eval_fn, best_by)
+            state, is_best, measured = _evaluated(state, eval_fn)
             metrics |= measured
         if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
             checkpoint_fn(state, is_best=is_best)
@@ -320,10 +293,6 @@ def _steps(
     return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log, sizes
 
 
-_AVERAGED = ("env/reward", "env/success")
-"""Metrics whose moving averages are logged."""
-
-
 def _algorithm_of(algorithm: Algorithm | AlgorithmSchedule, state: TrainingState, collector: Collector) -> Algorithm:
     """Return the checked algorithm of the next iteration, with the states of the collector's environments."""
     current = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
@@ -344,7 +313,11 @@ def _paid(
     """Return the episodes of the groups with their rewards."""
     if rewards.components and task_weights is None:
         raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
-    rewards = _with_overlong(rewards, algorithm, settings.max_length).limited(settings.max_function_s)
+    if algorithm.overlong and settings.max_length is None:
+        raise InvalidConfigError(
+            f"{algorithm.name!r} punishes overlong episodes: set LoopSettings.max_length, or replace(..., overlong=0)."
+        )
+    rewards = with_overlong(rewards, algorithm.overlong, int(settings.max_length or 0)).limited(settings.max_function_s)
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     if state.iteration == 0:
         warn_of_absent(rewards, paid.columns)
@@ -378,9 +351,9 @@ def _prepared(
     if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
         batch = replace(batch, policy_logps_BT=_scored(state.model, batch, settings))
     if settings.old_logps == "recomputed":
-        assert batch.policy_logps_BT is not None
-        weights = settings.importance_weights(batch.policy_logps_BT, batch.need("sampled_logps_BT"), batch.mask_BT)
-        batch = replace(batch, old_logps_BT=batch.policy_logps_BT, weights=weights)
+        logps_BT, sampled_BT, weigh = batch.policy_logps_BT, batch.need("sampled_logps_BT"), settings.importance_fn
+        weights = None if weigh is None else weigh(logps_BT, sampled_BT, batch.mask_BT)
+        batch = replace(batch, old_logps_BT=logps_BT, weights=weights)
     if has_pairs and state.reference is None:  # pairs are then measured against the sampling policy
         batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
@@ -417,12 +390,11 @@ def _weight(name: str, stats: Mapping[str, float], n_tokens: int) -> float:
     return stats["pairs"] if name == "pair_accuracy" else 1.0
 
 
-def _evaluated(state: TrainingState, eval_fn: EvalFn, best_by: str) -> tuple[TrainingState, bool, dict[str, float]]:
+def _evaluated(state: TrainingState, eval_fn: EvalFn) -> tuple[TrainingState, bool, dict[str, float]]:
     """Return the state with its best evaluation, whether this is it, and the metrics."""
     measured = {name: float(value) for name, value in eval_fn(state).items()}
-    if best_by not in measured:
-        raise InvalidConfigError(f"eval_fn returned {sorted(measured)}; best_by={best_by!r} is not among them.")
-    value = measured[best_by]
+    if (value := measured.get("success")) is None:
+        raise InvalidConfigError(f"eval_fn returned {sorted(measured)}; success, which finds the best, is not there.")
     # NaN is not equal to itself: an evaluation without a scored episode is never the best.
     is_best = value == value and (state.best is None or value > state.best[0])
     if is_best:
@@ -445,16 +417,15 @@ def _count_failed(groups: Sequence[TrajectoryGroup], n_failed: int) -> int:
     )
 
 
-def _checked(
-    settings: LoopSettings | None,
+def _check_arguments(
     collector: Collector,
     algorithm: Algorithm | AlgorithmSchedule,
     eval_fn: EvalFn | None,
     eval_every: int,
     checkpoint_fn: CheckpointFn | None,
     save_every: int,
-) -> LoopSettings:
-    """Check the arguments of `train`; return the settings."""
+) -> None:
+    """Check the arguments of `train`."""
     if eval_every < 0 or save_every < 0:
         raise InvalidConfigError(f"{eval_every=} and {save_every=} must be at least 0.")
     if bool(eval_every) != (eval_fn is not None):
@@ -467,12 +438,9 @@ def _checked(
         raise InvalidConfigError(
             f"temperature={collector.sampling.temperature}: groups need samples that differ; set it above 0."
         )
-    return settings or LoopSettings()
 
 
-def _with_max_length(
-    settings: LoopSettings, algorithm: Algorithm, collector: Collector, max_turns: Callable[[], int | None]
-) -> LoopSettings:
+def _with_max_length(settings: LoopSettings, algorithm: Algorithm, collector: Collector) -> LoopSettings:
     """Return the settings with the greatest completion length of an episode, if the algorithm needs it.
 
     Raises:
@@ -482,37 +450,18 @@ def _with_max_length(
     if settings.max_length is not None or not (algorithm.overlong or is_constant):
         return settings
     limits, sampling = collector.limits, collector.sampling
-    length, n_turns = limits.max_completion_tokens, None
-    if length is None:
+    length, n_turns = limits.max_completion_tokens, limits.max_turns
+    if length is None and n_turns is not None:
+        # The punishment counts the environment's tokens too, which the limits of turns do not bound.
         turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-        n_turns = min((n for n in (limits.max_turns, max_turns()) if n is not None), default=None)
-        length = None if n_turns is None else turn * n_turns
-    # The punishment counts the environment's tokens too, which the limits of turns do not bound.
-    if length is None or (algorithm.overlong and n_turns not in (None, 1)):
+        length = None if algorithm.overlong and n_turns > 1 else turn * n_turns
+    if length is None:
         why = "punishes overlong episodes" if algorithm.overlong else "divides by the greatest length of an episode"
         raise InvalidConfigError(
             f"{algorithm.name!r} {why}, and an episode of several turns has no limit here: give the collector "
             "limits=RolloutLimits(max_completion_tokens=...), or set LoopSettings.max_length."
         )
     return replace(settings, max_length=float(length))
-
-
-def _max_turns(source: SeedSource) -> int | None:
-    """Return the most turns of an episode, by the environments' `max_turns`; None if one does not say."""
-    limits: list[int | None] = []
-    for spec in source.variants():
-        env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
-        limits.append(env_attribute(env, "max_turns", None))
-        close_env(env)
-    return max(n or 0 for n in limits) if all(limits) else None
-
-
-def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:
-    if algorithm.overlong and max_length is None:
-        raise InvalidConfigError(
-            f"{algorithm.name!r} punishes overlong episodes: set LoopSettings.max_length, or replace(..., overlong=0)."
-        )
-    return with_overlong(rewards, algorithm.overlong, int(max_length or 0))
 
 
 def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Collector | None = None) -> None:

@@ -43,7 +43,6 @@ __all__ = [
     "create_training_state",
     "latest_checkpoint",
     "load_training_state",
-    "moving_average",
     "save_training_state",
 ]
 
@@ -77,8 +76,6 @@ class TrainingState:
     """Tokens trained on, counted once a generation."""
     n_skipped: int = 0
     """Latest steps in a row whose gradient was not finite, so that they changed nothing."""
-    statistics: Mapping[str, float] = field(default_factory=dict)
-    """Moving averages of the metrics."""
     source_state: Mapping[str, Any] = field(default_factory=dict)
     """Other state that a resumed run needs, as JSON types: of the episode source, the prompts, the reference update."""
     best: tuple[float, int] | None = None
@@ -187,22 +184,6 @@ def create_optimizer_step(max_grad_norm: float | None = 1.0) -> OptimizerStepFn:
     return optimizer_step
 
 
-def moving_average(statistics: Mapping[str, float], metrics: Mapping[str, float], *, decay: float) -> dict[str, float]:
-    """Return `s <- decay s + (1 - decay) x` for each metric. A new metric begins at its value; NaN is ignored.
-
-    Args:
-        statistics: The averages so far.
-        metrics: New values. If a metric is missing, its average does not change.
-        decay: From 0 (the latest value) to below 1.
-    """
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    averages = {
-        name: value if name not in statistics else decay * statistics[name] + (1.0 - decay) * value
-        for name, value in finite.items()
-    }
-    return {**statistics, **averages}
-
-
 def save_training_state(
     folder: str | Path, state: TrainingState, *, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Path:
@@ -237,7 +218,6 @@ def save_training_state(
         step=state.step,
     )
     values = {name: getattr(state, name) for name in _VALUES}
-    # NaN is not valid JSON. `moving_average` keeps it out of the statistics.
     (scratch / VALUES_FILE).write_text(json.dumps(values, allow_nan=False) + "\n", encoding="utf-8")
     if tokenizer is not None:
         cast("PreTrainedModel", state.model).save_pretrained(scratch / MODEL_FOLDER)
@@ -329,7 +309,7 @@ def best_checkpoint(folder: str | Path) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "n_skipped", "statistics", "source_state", "best")
+_VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "n_skipped", "source_state", "best")
 
 
 def _models(state: TrainingState) -> list[torch.nn.Module]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.functional.importance import importance_weights
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
@@ -43,13 +43,9 @@ class LoopSettings:
     """Denominators of the ratios, without sampling filters (`forward.filtered`). "sampled": the log-probabilities from
     sampling, for a policy that shares the trained model. "recomputed": the trained model's own before the first step,
     with importance weights for their difference from the sampler's, for a separate engine such as vLLM."""
-    importance_sampling_mode: ImportanceMode | None = "token_truncate"
-    """The importance weights of recomputed log-probabilities, as TRL's `vllm_importance_sampling_mode`
-    (`functional.importance`); None: no weights."""
-    importance_sampling_clip_max: float | None = 3.0
-    """Greatest weight, as TRL's `vllm_importance_sampling_clip_max`; None: no bound."""
-    importance_sampling_clip_min: float | None = None
-    """Least weight, as TRL's `vllm_importance_sampling_clip_min`; None: no bound."""
+    importance_fn: Callable[..., torch.Tensor] | None = importance_weights
+    """`(logps_BT, sampled_logps_BT, mask_BT) -> weights` of recomputed log-probabilities, such as
+    `partial(importance_weights, mode="turn_truncate", maximum=2.0)`; None: no weights."""
     mask_truncated: bool = False
     """Whether to leave episodes that a token limit cut out of the loss (not out of baselines). Episodes that reached a
     limit of turns or time are trained on."""
@@ -59,7 +55,7 @@ class LoopSettings:
     max_length: float | None = None
     """Greatest completion length of an episode in tokens, all turns and observations: the constant of
     `normalisation="constant"` (`dr_grpo`), and where the punishment of `Algorithm.overlong` (`dapo`) is full. None: in
-    `train`, `max_completion_tokens` of the collector's limits; without it, a turn's limit times the turns, which an
+    `train`, `max_completion_tokens` of the collector's limits; without it, a turn's limit times `max_turns`, which an
     overlong punishment takes only for one turn."""
     logps_tolerance: float | None = 0.1
     """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
@@ -67,8 +63,6 @@ class LoopSettings:
     max_function_s: float | None = 900.0
     """Seconds that one call of a function of yours (reward, filter, context, advantages) may take before the run ends.
     None: any time."""
-    ema_decay: float = 0.9
-    """Decay of the moving averages in `TrainingState.statistics`."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -78,38 +72,16 @@ class LoopSettings:
                 raise InvalidConfigError(f"LoopSettings.{name} is {value!r}; it must be at least 1.")
         if self.old_logps not in ("sampled", "recomputed"):
             raise InvalidConfigError(f"old_logps is {self.old_logps!r}; it must be 'sampled' or 'recomputed'.")
-        self._check_importance_sampling()
-        if not 0.0 <= self.ema_decay < 1.0:
-            raise InvalidConfigError(f"ema_decay is {self.ema_decay!r}; it must be at least 0 and below 1.")
-
-    def _check_importance_sampling(self) -> None:
-        names = ("importance_sampling_mode", "importance_sampling_clip_max", "importance_sampling_clip_min")
-        defaults = {field.name: field.default for field in fields(LoopSettings)}
-        changed = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != defaults[name]]
-        if changed and self.old_logps == "sampled":
+        if self.old_logps == "sampled" and self.importance_fn is not importance_weights:
             raise InvalidConfigError(
-                f"{', '.join(changed)} has no effect with old_logps='sampled', where ratios are against the sampler's "
-                "own log-probabilities: set old_logps='recomputed', or leave it out."
+                f"importance_fn={self.importance_fn!r} has no effect with old_logps='sampled', where ratios are "
+                "against the sampler's log-probabilities: set old_logps='recomputed', or leave it out."
             )
         try:
-            self.importance_weights(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+            if self.importance_fn is not None:
+                self.importance_fn(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
         except ValueError as error:
-            raise InvalidConfigError(f"{', '.join(changed)}: {error}") from error
-
-    def importance_weights(
-        self, old_logps_BT: torch.Tensor, sampled_logps_BT: torch.Tensor, mask_BT: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Return the weights of recomputed log-probabilities (`functional.importance`); None without a mode."""
-        if self.importance_sampling_mode is None:
-            return None
-        return importance_weights(
-            old_logps_BT,
-            sampled_logps_BT,
-            mask_BT,
-            mode=self.importance_sampling_mode,
-            maximum=self.importance_sampling_clip_max,
-            minimum=self.importance_sampling_clip_min,
-        )
+            raise InvalidConfigError(f"importance_fn={self.importance_fn!r}: {error}") from error
 
 
 def training_step(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,9 +216,6 @@ def load_critic(
     critic: str | Path | PreTrainedModel | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    dtype: torch.dtype = torch.float32,
-    loader: Callable[..., Any] = AutoModel.from_pretrained,
     **kwargs: Any,
 ) -> Critic:
     """Return a critic for a policy.
@@ -229,9 +226,7 @@ def load_critic(
             a new value head and is trained in place.
         policy: The policy.
         tokenizer: The policy's.
-        dtype: Weight dtype of a critic loaded here.
-        loader: `(name, dtype=..., **kwargs) -> model`.
-        **kwargs: For the loader.
+        **kwargs: For transformers' loader.
 
     Raises:
         InvalidConfigError: If the critic's vocabulary differs from the policy's.
@@ -242,7 +237,9 @@ def load_critic(
         trunk_of(policy)
         made = Critic(policy.config.get_text_config().hidden_size)
     else:
-        model = loader(critic, dtype=dtype, **kwargs) if isinstance(critic, str | Path) else critic
+        model: Any = critic
+        if isinstance(critic, str | Path):
+            model = AutoModel.from_pretrained(critic, dtype=torch.float32, **kwargs)
         made = _separate(model, policy, tokenizer)
     if saved is not None:
         made.load(saved)

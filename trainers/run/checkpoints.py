@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import zipfile
 from pathlib import Path
 from typing import Any, cast
 
+from safetensors import SafetensorError, safe_open
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
@@ -31,6 +31,8 @@ __all__ = [
 TRAINERS = ("GRPO", "PPO", "DPO", "SFT")
 """Trainers whose checkpoints we recognise, by the class name of their settings (`EnvGRPOConfig`, `GRPOConfig`)."""
 _ARGUMENTS_FILE, _STATE_FILE = "training_args.bin", "trainer_state.json"
+_CHECKED = (".json", ".safetensors", ".bin", ".pkl", ".pt", ".pth")
+"""Ends of the names of files whose form is checked."""
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
@@ -82,9 +84,11 @@ def check_files(checkpoint: str | Path) -> None:
     """
     folder = Path(checkpoint)
     for path in sorted(folder.rglob("*")):
-        if path.suffix in _PROBLEMS and path.exists() and not os.access(path, os.R_OK):
+        if path.suffix not in _CHECKED:
+            continue
+        if path.exists() and not os.access(path, os.R_OK):
             raise StoreError(f"{path} cannot be read by this user, so {folder} cannot be resumed: make it readable.")
-        if path.suffix in _PROBLEMS and (problem := _PROBLEMS[path.suffix](path)) is not None:
+        if (problem := _problem(path)) is not None:
             kind = folder.name.rpartition("-")[0]
             beside = sorted(other.name for other in folder.parent.glob(f"{kind}-*") if other.name != folder.name)
             others = f" Beside it: {', '.join(beside)}." if beside else ""
@@ -200,43 +204,20 @@ def _is_complete(checkpoint: Path, args: Any) -> bool:
     return int(TrainerState.load_from_json(str(checkpoint / _STATE_FILE)).global_step) >= args.max_steps
 
 
-def _json_problem(path: Path) -> str | None:
+def _problem(path: Path) -> str | None:
+    """Return what is wrong with a file, as far as its form tells; None: it seems complete."""
     try:
-        read_json(path)
-    except NO_JSON as error:
-        return problem_of(error)
-    return None
-
-
-def _safetensors_problem(path: Path) -> str | None:
-    """Return what is wrong with the header or the length of a safetensors file (huggingface.co/docs/safetensors)."""
-    try:
+        if path.suffix == ".json":
+            read_json(path)
+            return None
         with open(path, "rb", opener=regular) as file:
-            (n_header,) = struct.unpack("<Q", file.read(8))
-            size = path.stat().st_size
-            if n_header > size - 8:
-                return "it has been cut off, or holds something else"
-            header = json.loads(file.read(n_header))
-        ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
-    except (OSError, struct.error, AttributeError, KeyError, TypeError, *NO_JSON) as error:
-        return problem_of(error) if isinstance(error, OSError) else "it has no safetensors header"
-    return None if size == 8 + n_header + max(ends, default=0) else "it has been cut off"
-
-
-def _archive_problem(path: Path) -> str | None:
-    """Return whether a file of `torch.save` lacks the end of its archive, which is written last."""
-    try:
-        with open(path, "rb", opener=regular) as file:
-            is_whole = zipfile.is_zipfile(file)
-    except OSError as error:
+            if path.suffix == ".safetensors":
+                with safe_open(path, "pt"):  # reads the header, and compares the file's length with it
+                    return None
+            # The end of an archive of `torch.save` is written last.
+            return None if zipfile.is_zipfile(file) else "it has been cut off, or cannot be read"
+    except (OSError, SafetensorError, *NO_JSON) as error:
         return problem_of(error)
-    return None if is_whole else "it has been cut off, or cannot be read"
-
-
-_PROBLEMS = {".json": _json_problem, ".safetensors": _safetensors_problem} | dict.fromkeys(
-    (".bin", ".pkl", ".pt", ".pth"), _archive_problem
-)
-"""How to find out, by the end of a file's name, whether it is damaged; None: it seems complete."""
 
 
 def _step(checkpoint: Path) -> int | None:

@@ -7,11 +7,10 @@ from llm_envs.trainers.stock_trl.rollout import (
     algorithm_advantages,
     component_reward,
     env_reward,
-    environment_factory,
     episode_dataset,
-    prompt_dataset,
     rollout_func,
 )
+from llm_envs.trainers.stock_trl.tool_loop import environment_factory, prompt_dataset
 
 __all__ = [
     "EnvRollout",

@@ -24,16 +24,15 @@ from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy
 from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
-from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
 from llm_envs.trainers.engines.engines import tokenizer_of, trainer_policy
 from llm_envs.trainers.episodes.advantages import with_advantages
 from llm_envs.trainers.episodes.batches import REWARD_FIELD, batch_from_trl, rollout_output
-from llm_envs.trainers.episodes.generation import check_room, sampling_of
+from llm_envs.trainers.episodes.generation import check_room, close_policy, sampling_of
 from llm_envs.trainers.episodes.items import EpisodeDataset, index_dataset, make_items, name_of
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes
 from llm_envs.trainers.functional.algorithm import Algorithm
-from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
+from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode
 from llm_envs.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ __all__ = [
     "algorithm_advantages",
     "component_reward",
     "env_reward",
-    "environment_factory",
     "episode_dataset",
-    "prompt_dataset",
     "rollout_func",
 ]
 
@@ -68,38 +65,6 @@ def episode_dataset(env: Envs, n: int, *, split: str = "train") -> Dataset:
         A data set with the columns `prompt`, `index` and `split`.
     """
     return index_dataset(make_items(env, split, n, seed=0, env_kwargs={}), split)
-
-
-def rollout_func(
-    env: Envs,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    limits: RolloutLimits | None = None,
-    max_concurrency: int = 128,
-    **collecting: Any,
-) -> EnvRollout:
-    """Return a `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
-
-    The policy is the trainer's own model, or with `use_vllm` TRL's colocated engine. `trainer.args` has the sampling
-    settings (temperature, filters, `max_completion_length`; `chat_template_kwargs["enable_thinking"]`). Consecutive
-    equal prompts are the members of a group: they play the same seed.
-
-    Args:
-        env: An environment id, a factory or a weighted mixture (see `llm_envs.rollout.Envs`).
-        env_kwargs: Keyword arguments of every environment.
-        seed: Run seed, which maps numbers to problems. None: `trainer.args.seed`; `EnvGRPOTrainer` then plays the same
-            episodes.
-        limits: Limits of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
-        max_concurrency: Concurrent episodes.
-        **collecting: Other arguments of `Collector`, such as `workers` or `on_trajectory=TrajectoryWriter(...).write`.
-
-    Raises:
-        InvalidConfigError: If a setting is wrong.
-        UnknownTaskError: If no environment has the id.
-    """
-    collecting["max_concurrency"] = max_concurrency
-    return EnvRollout(env, env_kwargs=env_kwargs, seed=seed, limits=limits, **collecting)
 
 
 def algorithm_advantages(
@@ -124,10 +89,27 @@ def algorithm_advantages(
 
 
 class EnvRollout:
-    """Plays the episodes of a stock trainer; `rollout_func` creates it.
+    """A `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
+
+    The policy is the trainer's own model, or with `use_vllm` TRL's colocated engine. `trainer.args` has the sampling
+    settings (temperature, filters, `max_completion_length`; `chat_template_kwargs["enable_thinking"]`). Consecutive
+    equal prompts are the members of a group: they play the same seed.
 
     It returns TRL's fields and, for reward functions, the columns `trajectory_reward`, `reward_components`,
     `is_success` (None if the episode failed), `stop_reason` and `n_turns`.
+
+    Args:
+        env: An environment id, a factory or a weighted mixture (see `llm_envs.rollout.Envs`).
+        env_kwargs: Keyword arguments of every environment.
+        seed: Run seed, which maps numbers to problems. None: `trainer.args.seed`; `EnvGRPOTrainer` then plays the same
+            episodes.
+        limits: Limits of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
+        max_concurrency: Concurrent episodes.
+        **collecting: Other arguments of `Collector`, such as `workers` or `on_trajectory=TrajectoryWriter(...).write`.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong.
+        UnknownTaskError: If no environment has the id.
     """
 
     last_trajectories: list[Trajectory]
@@ -137,13 +119,14 @@ class EnvRollout:
         self,
         env: Envs,
         *,
-        env_kwargs: Mapping[str, Any] | None,
-        seed: int | None,
-        limits: RolloutLimits | None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        limits: RolloutLimits | None = None,
+        max_concurrency: int = 128,
         **collecting: Any,
     ) -> None:
         self._env, self._env_kwargs, self._seed = env, dict(env_kwargs or {}), seed
-        self._limits, self._collecting = limits or RolloutLimits(), collecting
+        self._limits, self._collecting = limits or RolloutLimits(), {"max_concurrency": max_concurrency} | collecting
         self._items: dict[str, EpisodeDataset] = {}
         self._trainer: GRPOTrainer | None = None
         self._policy: TransformersPolicy | VLLMEnginePolicy
@@ -176,9 +159,7 @@ class EnvRollout:
             return
         self._trainer = None
         self._collector.close()
-        runner = SyncRunner()
-        runner.run(self._policy.aclose)
-        runner.close()
+        close_policy(self._policy)
 
     def _start(self, trainer: GRPOTrainer) -> None:
         # A collector samples with one trainer's policy, so end the threads of the previous trainer's.
@@ -237,6 +218,10 @@ class EnvRollout:
                 f"train_dataset=episode_dataset({name!r}, n), and rollout_func the same environments."
             )
         return items.spec(int(parts["index"]), group_id)
+
+
+rollout_func = EnvRollout
+"""The class, under TRL's name of the argument."""
 
 
 def env_reward(

@@ -400,7 +400,7 @@ def test_an_algorithm_of_ones_own(tiny_folder, tmp_path, monkeypatch, capsys):
     assert run([*command, "--dry-run", "--algorithm", "own_algorithm:MINE"]) == 0
     assert "loss              mine: " in capsys.readouterr().out
     for given, said in (
-        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be an Algorithm"),
+        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be of Algorithm"),
         ("own_algorithm:HERS", "module 'own_algorithm' has no attribute 'HERS'. Give module:NAME"),
         ("no_such_module:MINE", "No module named 'no_such_module'. Give module:NAME; for a module in this folder"),
         ("dappo", "give module:NAME or one of grpo, dr_grpo, "),
@@ -497,7 +497,7 @@ def test_where_a_training_failed_is_kept(write, tmp_path, capsys):
     assert main([*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]) == 1
     error = capsys.readouterr().err
     kept = tmp_path / "out" / "traceback-0.txt"
-    assert re.search(rf"llm-envs: it failed after 1 steps; {kept} says where\nllm-envs: error: FileExists", error)
+    assert re.search(rf"llm-envs: it failed after 1 steps; the traceback is in {kept}\nllm-envs: error: FileExists", error)
     assert "Traceback" not in error and "Traceback (most recent call last)" in kept.read_text()
 
 

@@ -59,7 +59,7 @@ def write(tmp_path, folder):
 
 
 def test_settings_are_typed_and_shared(write, tmp_path):
-    settings = read_settings(write(), mode=None, model="other")
+    settings = read_settings(write(model="other"))
     sft, rl = settings.sft_config, settings.rl_config
     assert (settings.mode, settings.model_name_or_path) == ("sft+rl", "other")
     assert sft.learning_rate == 1e-3 and sft.overlong == "cut"

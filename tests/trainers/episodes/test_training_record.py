@@ -51,7 +51,7 @@ def test_lines_are_strict_json_beside_the_episodes(tmp_path) -> None:
     with TrajectoryWriter(tmp_path / "trajectories" / "process-0.2") as writer:
         log = TrainingRecord(writer, {"kind": "run", "trainer": "grpo"})
         log.write({"kind": "generation", "columns": {"reward": [0.5, float("nan")]}, "kl_coef": k2})
-        log.write_step(3, torch.tensor(0.25))
+        log.write({"kind": "step", "step": 3, "loss": 0.25})
     assert log.path == tmp_path / "record" / "process-0.2.jsonl"
     run, generation, step = map(json.loads, log.path.read_text().splitlines())
     assert run == {"kind": "run", "trainer": "grpo"} and step == {"kind": "step", "step": 3, "loss": 0.25}

@@ -20,7 +20,7 @@ from llm_envs.rollout import read_trajectories
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.run.checkpoints import find_checkpoints
-from llm_envs.trainers.schedules import create_adaptive
+from llm_envs.trainers.schedules import AdaptiveKL
 
 pytestmark = pytest.mark.trainings
 
@@ -118,7 +118,7 @@ def run(model, folder, name, max_steps, resume=None, **changes):
     else:
         algorithms = {
             "pairs torn apart": "pairwise",
-            "an adaptive KL": replace(GRPO, kl_coef=create_adaptive(0.1, 0.001)),
+            "an adaptive KL": replace(GRPO, kl_coef=AdaptiveKL(0.1, 0.001)),
         }
         algorithm = {"algorithm": algorithms[name]} if name in algorithms else {}
         trainer = EnvGRPOTrainer(model, env, EnvGRPOConfig(**settings, num_generations=4), **algorithm)

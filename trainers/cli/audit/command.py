@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import pkgutil
 from dataclasses import asdict
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.run import audit_training
-from llm_envs.trainers.cli.parser import read_algorithm
+from llm_envs.trainers.cli.parser import read_algorithm, read_object
 from llm_envs.trainers.episodes.rewards import RewardSettings
 
 __all__ = ["run", "shown"]
@@ -23,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     audit = audit_training(
         arguments.folder,
         model=arguments.model,
-        rewards=_read_rewards(arguments.rewards),
+        rewards=None if (text := arguments.rewards) is None else read_object("--rewards", text, RewardSettings),
         algorithm=read_algorithm(arguments.algorithm),
         tolerance=arguments.tolerance,
     )
@@ -50,17 +48,3 @@ def _as_json(audit: Audit) -> dict[str, Any]:
         "first": None if audit.first is None else asdict(audit.first),
         "parts": {name: asdict(part) for name, part in audit.parts.items()},
     }
-
-
-def _read_rewards(text: str | None) -> RewardSettings | None:
-    if text is None:
-        return None
-    try:
-        found = pkgutil.resolve_name(text)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfigError(
-            f"--rewards {text}: {error}. Give module:NAME; for a module in this folder, set PYTHONPATH=."
-        ) from error
-    if not isinstance(found, RewardSettings):
-        raise InvalidConfigError(f"--rewards {text} is of type {type(found).__name__}; it must be RewardSettings.")
-    return found

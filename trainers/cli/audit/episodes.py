@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from llm_envs.rollout import RolloutLimits
 from llm_envs.rollout.fork import replay_to
 from llm_envs.rollout.limits import row_limit
 from llm_envs.rollout.token_transcript import TokenTranscript
-from llm_envs.trainers.cli.audit.parts import Audit, Difference
+from llm_envs.trainers.cli.audit.parts import Audit, Difference, function_name
 from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.episodes.training_record import row_digest
 from llm_envs.types import FinishReason, Message, Row, StopReason, Trajectory
@@ -26,30 +28,27 @@ def audit_groups(audit: Audit, start: Started) -> None:
     file = start.episodes_file
     if start.damage is not None:
         part = "masks" if "Row:" in start.damage else "episodes"
-        audit.add(Difference(part, file, "unreadable episode", start.damage, "a complete record", "llm_envs.types.Row"))
+        audit.compare(part, start.damage, "a complete record", by=Row, file=file, what="unreadable episode")
         return
+    compare = partial(audit.compare, "episodes", by=audit_groups, unit="episodes", file=file)
     for group, member in start.twice:
-        where: dict[str, Any] = {"file": file, "what": "times stored", "episode": f"{group}/{member}"}
-        audit.compare("episodes", 2, 1, by=audit_groups, unit="episodes", **where)
+        compare(2, 1, what="times stored", episode=f"{group}/{member}")
     for t in start.trajectories.values():
-        where = {"file": file, "episode": _name(t), "by": audit_groups, "unit": "episodes"}
         is_terminated = t.stop_reason is StopReason.TERMINATED
         flags = (is_terminated, not is_terminated and t.error is None)
-        audit.compare("episodes", (t.terminated, t.truncated), flags, what="terminated and truncated", **where)
+        compare((t.terminated, t.truncated), flags, what="terminated and truncated", episode=_name(t))
     is_sync = not (start.run or {}).get("settings", {}).get("async_generations")
     for generation in start.generations:
-        _audit_generation(audit, start, generation, is_sync=is_sync)
+        _audit_generation(partial(compare, step=generation["step"]), start, generation, is_sync=is_sync)
 
 
-def _audit_generation(audit: Audit, start: Started, generation: Any, *, is_sync: bool) -> None:
+def _audit_generation(compare: Callable[..., bool], start: Started, generation: Any, *, is_sync: bool) -> None:
     step, groups = generation["step"], defaultdict(list)
     for (group, member), status in zip(generation["episodes"], generation["status"], strict=True):
-        where: dict[str, Any] = {"file": start.episodes_file, "step": step, "episode": f"{group}/{member}"}
-        found = start.trajectories.get((group, member))
+        found, name = start.trajectories.get((group, member)), f"{group}/{member}"
         if found is None and status == "errored":  # a place that stayed empty
             continue
-        kept: dict[str, Any] = {"by": audit_groups, "unit": "episodes"}
-        if not audit.compare("episodes", found is not None, True, what="recorded episode is stored", **kept, **where):
+        if not compare(found is not None, True, what="recorded episode is stored", episode=name):
             continue
         assert found is not None
         groups[group].append(found)
@@ -57,12 +56,11 @@ def _audit_generation(audit: Audit, start: Started, generation: Any, *, is_sync:
             continue
         for turn, played in enumerate(found.turns):
             versions = sorted({span.version for span in played.weight_versions})
-            audit.compare("episodes", versions, [step], what="versions of the weights", turn=turn, **kept, **where)
+            compare(versions, [step], what="versions of the weights", turn=turn, episode=name)
     for members in groups.values():
         problems = [(t.env_id, t.seed, dict(t.env_kwargs), t.metadata.get("options")) for t in members]
         for t, problem in zip(members[1:], problems[1:], strict=True):
-            where = {"file": start.episodes_file, "step": step, "episode": _name(t), "what": "problem of the group"}
-            audit.compare("episodes", problem, problems[0], by=audit_groups, unit="episodes", **where)
+            compare(problem, problems[0], what="problem of the group", episode=_name(t))
 
 
 def weight_version(trajectory: Trajectory) -> int | None:
@@ -73,13 +71,12 @@ def weight_version(trajectory: Trajectory) -> int | None:
 
 def audit_replay(audit: Audit, start: Started, trajectory: Trajectory) -> None:
     """Play an episode again and compare observations, tool results, rewards and its end."""
-    parts = [audit.parts["observations"], audit.parts["rewards"]]
+    parts = ("observations", "rewards")
     if trajectory.status != "ok":
-        for part in parts:
-            part.lack("episodes without a score are not played again")
+        audit.lack("episodes without a score are not played again", *parts)
         return
     where: dict[str, Any] = {"file": start.episodes_file, "episode": _name(trajectory)}
-    by = f"{replay_to.__module__}.{replay_to.__qualname__}"
+    by = function_name(replay_to)
     try:
         replayed = replay_to(trajectory, len(trajectory.turns))
     except ReplayError as error:
@@ -88,15 +85,12 @@ def audit_replay(audit: Audit, start: Started, trajectory: Trajectory) -> None:
         audit.add(Difference(name, stored=error.stored, recomputed=error.found, by=by, **where))
         return
     except IndexError:
-        what = "an assistant's message for each turn"
-        audit.add(
-            Difference("observations", what=what, stored="fewer", recomputed=len(trajectory.turns), by=by, **where)
-        )
+        what, n_turns = "an assistant's message for each turn", len(trajectory.turns)
+        audit.compare("observations", "fewer", n_turns, by=replay_to, what=what, **where)
         return
     except Exception as error:  # an environment is anyone's code
         said = f"{type(error).__name__}: {' '.join(str(error).split()):.150}"
-        for part in parts:
-            part.lack(f"{trajectory.env_id} cannot be made or played again ({said})")
+        audit.lack(f"{trajectory.env_id} cannot be made or played again ({said})", *parts)
         return
     replayed.env.close()
     shown: dict[str, Any] = {"by": replay_to, "unit": "messages", "what": "number of messages", **where}
@@ -111,17 +105,13 @@ def audit_rows(audit: Audit, start: Started, trajectory: Trajectory, codec: Chat
     run = start.run or {}
     why = _not_encodable(run, trajectory, codec)
     if why is not None:
-        audit.parts["tokens"].lack(why)
-        audit.parts["masks"].lack(why)
+        audit.lack(why, "tokens", "masks")
         return
     assert codec is not None
     where: dict[str, Any] = {"file": start.episodes_file, "episode": _name(trajectory)}
     if not _replies_agree(audit, trajectory, codec, where):
         return
-    limits = RolloutLimits(
-        max_completion_tokens=run["settings"].get("max_completion_length") or run.get("max_completion_tokens"),
-        max_episode_tokens=run.get("max_episode_tokens"),
-    )
+    limits = RolloutLimits(max_completion_tokens=run["settings"].get("max_completion_length"))
     rebuilt = rebuild_rows(trajectory, codec, run["settings"].get("history", "append"), limits, run["max_model_len"])
     for stored, made in zip(trajectory.rows, rebuilt, strict=False):
         place = _first_difference(stored, made)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts, token_logps
 from llm_envs.trainers.cli.audit.credit import Recomputed, per_token
 from llm_envs.trainers.cli.audit.episodes import weight_version
 from llm_envs.trainers.cli.audit.noise import Noise, spread
-from llm_envs.trainers.cli.audit.parts import Audit, Difference
+from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.episodes.guard import noise_limit, rounding_of
 from llm_envs.trainers.functional.algorithm import algorithm_loss
@@ -27,22 +26,7 @@ from llm_envs.trainers.functional.masking import aggregate_loss
 from llm_envs.trainers.loop.batch import score_batch, score_rows
 from llm_envs.types import SamplingParams, Trajectory
 
-__all__ = ["audit_logps", "audit_loss", "load_weights"]
-
-
-def load_weights(folder: Path, base: str | None) -> Any:
-    """Return a stored model: full weights, or an adapter on the model that the training named.
-
-    Args:
-        folder: A checkpoint, or a model.
-        base: The model that the training named.
-
-    Raises:
-        ModelError: If it cannot be loaded.
-    """
-    if not (folder / "adapter_config.json").is_file():
-        return load_model(folder)
-    return load_model(base or "", adapter=folder)
+__all__ = ["audit_logps", "audit_loss"]
 
 
 def audit_logps(
@@ -73,36 +57,27 @@ def audit_logps(
     sums = np.array([pieces[1].sum() / len(pieces[1]) ** 0.5 for _, pieces in compared])
     mean_limit = noise_limit(sums, rounding)
     part = audit.parts["log-probabilities"]
+    compare = partial(audit.compare, "log-probabilities", file=start.episodes_file, unit="tokens", by=token_logps)
     for trajectory, (tokens, gaps, own) in compared:
-        where: dict[str, Any] = {
-            "file": start.episodes_file,
-            "episode": f"{trajectory.group_id}/{trajectory.member}",
-            "step": weight_version(trajectory),
-            "unit": "tokens",
-            "by": token_logps,
-        }
+        name = f"{trajectory.group_id}/{trajectory.member}"
+        compare_own = partial(compare, episode=name, step=weight_version(trajectory))
         limits = noise.limits(own, rounding) if tolerance is None else np.full(len(own), tolerance)
         wrong = ~(np.abs(gaps) <= limits)
         place = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(limits))
-        shown: dict[str, Any] = {
-            "what": "log-probability",
-            "token": int(tokens[place]),
-            "tolerance": (0.0, float(limits[place])),
-        }
-        audit.compare("log-probabilities", float(own[place] + gaps[place]), float(own[place]), **shown, **where)
+        shown: dict[str, Any] = {"token": int(tokens[place]), "tolerance": (0.0, float(limits[place]))}
+        compare_own(float(own[place] + gaps[place]), float(own[place]), what="log-probability", **shown)
         part.n += len(tokens) - 1
         part.could_find("a token's log-probability", float(limits.max()), "nats")
         if tolerance is None and not wrong.any():
             limit = mean_limit / len(tokens) ** 0.5
             shown = {"what": "mean log-probability of an episode", "tolerance": (0.0, limit)}
-            audit.compare("log-probabilities", float((own + gaps).mean()), float(own.mean()), **shown, **where)
+            compare_own(float((own + gaps).mean()), float(own.mean()), **shown)
             part.n -= 1
             part.could_find("an episode's mean log-probability", limit, "nats")
     median = float(np.median(np.abs(differences)))
     if tolerance is None and median > rounding.median:
-        what, by = "median difference of all log-probabilities", f"{token_logps.__module__}.{token_logps.__qualname__}"
-        step = weight_version(compared[0][0])
-        audit.add(Difference("log-probabilities", start.episodes_file, what, 0.0, median, by, step))
+        what = "median difference of all log-probabilities"
+        compare(0.0, median, what=what, step=weight_version(compared[0][0]))
     return noise
 
 
@@ -137,12 +112,10 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
         noise: The noise of the log-probabilities, which the loss may inherit.
     """
     run, step = start.run or {}, made.record["step"] + 1
-    stored, algorithm, part = start.steps.get(step), made.algorithm, audit.parts["loss"]
-    if stored is None:
-        part.lack("the loss of a step is not stored")
-        return
-    if (why := _no_loss(run, made, reference)) is not None:
-        part.lack(why)
+    stored, algorithm = start.steps.get(step), made.algorithm
+    why = "the loss of a step is not stored" if stored is None else _no_loss(run, made, reference)
+    if stored is None or why is not None:
+        audit.lack(str(why), "loss")
         return
     sampling = SamplingParams(temperature=run["sampling"]["temperature"])
     batch = replace(made.batch, sampling=sampling)
@@ -151,19 +124,19 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
         _, entropies_BT = score_rows(model, _moved(batch, model.device), with_entropies=True)
         batch = replace(batch, entropies_BT=None if entropies_BT is None else entropies_BT.cpu())
     ref_BT = _scored(reference, batch) if algorithm.kl_coef else None
-    n_rows = len(made.record["rows"]) if algorithm.normalisation == "constant" else None
-    max_length = made.record.get("max_length") or run["settings"].get("max_completion_length")
+    max_length = run["settings"].get("max_completion_length")
     batch = replace(batch, logps_BT=logps_BT, old_logps_BT=logps_BT, ref_logps_BT=ref_BT, max_length=max_length)
-    if n_rows is not None and n_rows != len(batch):
-        part.lack("forked episodes with a constant divisor")
-        return
     loss, _ = algorithm_loss(algorithm, batch)
     if made.estimates is not None:
         loss = _with_critic(run, made, loss, step)
     moved = spread(lambda noisy: algorithm_loss(algorithm, _with_noise(batch, noisy))[0], noise)
-    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps", "by": algorithm_loss}
-    _compare_loss(audit, stored, float(loss), moved, **where)
-    _audit_paid_kl(audit, start, made, logps_BT, ref_BT, noise)
+    # A loss may differ by the rounding of its sums and by as much as noise moves it.
+    tolerance = 1e-3 * abs(float(loss)) + 1e-4 + moved
+    compare = partial(audit.compare, "loss", file=start.record_file, unit="steps")
+    compare(stored, float(loss), by=algorithm_loss, step=step, what="loss", tolerance=(0.0, tolerance))
+    audit.parts["loss"].could_find("a loss", tolerance, "")
+    if algorithm.has_paid_kl and ref_BT is not None:
+        _audit_paid_kl(compare, made, logps_BT, ref_BT, noise)
 
 
 def _with_noise(batch: Batch, noisy: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -178,13 +151,6 @@ def _with_noise(batch: Batch, noisy: Callable[[torch.Tensor], torch.Tensor]) -> 
     return replace(batch, logps_BT=logps_BT, old_logps_BT=old_BT, ref_logps_BT=ref_BT, entropies_BT=entropies_BT)
 
 
-def _compare_loss(audit: Audit, stored: float, own: float, moved: float, **where: Any) -> None:
-    """Compare a loss, which may differ by the rounding of its sums and by as much as noise moves it."""
-    tolerance = 1e-3 * abs(own) + 1e-4 + moved
-    audit.compare("loss", stored, own, what="loss", tolerance=(0.0, tolerance), **where)
-    audit.parts["loss"].could_find("a loss", tolerance, "")
-
-
 def _moved(batch: Batch, device: torch.device) -> Batch:
     tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.tensors().items()}
     return replace(batch, **tensors)
@@ -195,16 +161,9 @@ def _scored(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def _audit_paid_kl(
-    audit: Audit,
-    start: Started,
-    made: Recomputed,
-    logps_BT: torch.Tensor,
-    ref_BT: torch.Tensor | None,
-    noise: Noise | None,
+    compare: Callable[..., bool], made: Recomputed, logps_BT: torch.Tensor, ref_BT: torch.Tensor, noise: Noise | None
 ) -> None:
     """Compare the stored penalties of a KL that counts in the reward or the advantages with the models' KL."""
-    if not made.algorithm.has_paid_kl or ref_BT is None:
-        return
 
     def paid_BT(noisy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         kl_BT = made.algorithm.kl_estimator(noisy(logps_BT), noisy(ref_BT), made.batch.mask_BT)
@@ -214,9 +173,9 @@ def _audit_paid_kl(
     for row, stored in enumerate(made.record["kl_penalties"][: len(kl_BT)]):
         own = kl_BT[row][made.batch.mask_BT[row].bool()].tolist()
         t = made.episodes.trajectories[row] if row < len(made.episodes.trajectories) else None
-        where: dict[str, Any] = {"file": start.record_file, "step": made.record["step"], "unit": "steps"}
-        where |= {"what": "penalties of the KL", "episode": None if t is None else f"{t.group_id}/{t.member}"}
-        audit.compare("loss", stored, own, by=mean_kl, tolerance=tolerance, **where)
+        name = None if t is None else f"{t.group_id}/{t.member}"
+        where: dict[str, Any] = {"step": made.record["step"], "what": "penalties of the KL", "episode": name}
+        compare(stored, own, by=mean_kl, tolerance=tolerance, **where)
 
 
 def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | None:
@@ -233,6 +192,8 @@ def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | 
         return "log-probabilities of filtered sampling"
     if algorithm.kl_coef and reference is None:
         return "the reference of the KL is not stored: give --model the initial weights"
+    if algorithm.normalisation == "constant" and len(made.record["rows"]) != len(made.batch):
+        return "forked episodes with a constant divisor"
     is_own = not {"ref_model_fn", "reference_update_fn"} & set(run["unknown"])
     if not is_own and (algorithm.kl_coef or algorithm.pair_loss_fn is not None):
         return "a function made or moved the reference, and functions are not stored"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PARTS", "Audit", "Difference", "Part", "is_close"]
+__all__ = ["PARTS", "Audit", "Difference", "Part", "function_name", "is_close"]
 
 PARTS: Mapping[str, str] = {
     "episodes": "each episode is whole, once, of its group, and of the weights of its step",
@@ -73,10 +73,6 @@ class Part:
         """Note a difference that was taken for noise."""
         self.limits[name] = max((limit, unit), self.limits.get(name, (0.0, unit)))
 
-    def lack(self, why: str, n: int = 1) -> None:
-        """Note that something could not be recomputed."""
-        self.missing[why] = self.missing.get(why, 0) + n
-
 
 @dataclass
 class Audit:
@@ -93,6 +89,12 @@ class Audit:
     def first(self) -> Difference | None:
         """The first difference; None: the run is clean."""
         return next(iter(self.differences), None)
+
+    def lack(self, why: str, *parts: str, n: int = 1) -> None:
+        """Note in some parts, or in all, that something could not be recomputed."""
+        for name in parts or self.parts:
+            missing = self.parts[name].missing
+            missing[why] = missing.get(why, 0) + n
 
     def add(self, difference: Difference) -> None:
         """Add a difference to its part."""
@@ -124,9 +126,13 @@ class Audit:
         self.parts[part].unit = unit
         is_equal = stored == recomputed if tolerance is None else is_close(stored, recomputed, tolerance)
         if not is_equal:
-            name = f"{by.__module__}.{by.__qualname__}"
-            self.add(Difference(part, stored=stored, recomputed=recomputed, by=name, **where))
+            self.add(Difference(part, stored=stored, recomputed=recomputed, by=function_name(by), **where))
         return is_equal
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return `module.name`."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def is_close(one: Any, other: Any, tolerance: tuple[float, float]) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
-from llm_envs.policies.inference.loading import load_tokenizer
+from llm_envs.policies.inference.loading import load_model, load_tokenizer
 from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation
 from llm_envs.trainers.cli.audit.episodes import audit_groups, audit_replay, audit_rows, weight_version
-from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, load_weights
-from llm_envs.trainers.cli.audit.parts import Audit, Difference
+from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss
+from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.stored import Started, StoredTraining, read_training
 from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -51,15 +52,22 @@ def audit_training(
     for start in stored.starts:
         audit_groups(audit, start)
         if start.run is None:
-            for part in audit.parts.values():
-                part.lack(f"{start.record_file} is missing")
+            audit.lack(f"{start.record_file} is missing")
             continue
         if start.damage is not None:
-            for part in audit.parts.values():
-                part.lack(f"{start.episodes_file} cannot be read to its end")
+            audit.lack(f"{start.episodes_file} cannot be read to its end")
             continue
         _audit_generations_named(audit, start)
-        _audit_start(audit, stored, start, model, rewards, algorithm, tolerance)
+        initial = _initial(start.run, model)
+        codec = _codec(start.run, stored.tokenizer or (None if initial is None else Path(initial)))
+        for trajectory in start.trajectories.values():
+            audit_replay(audit, start, trajectory)
+            audit_rows(audit, start, trajectory, codec)
+        generations: dict[int, list[Recomputed | None]] = {}
+        for record in start.generations:
+            made = audit_generation(audit, start, record, rewards, algorithm)
+            generations.setdefault(record["step"], []).append(made)
+        _audit_weights(audit, stored, start, initial, generations, tolerance)
     _audit_steps_named(audit, stored)
     _audit_metrics(audit, stored)
     return audit
@@ -69,9 +77,9 @@ def _audit_generations_named(audit: Audit, start: Started) -> None:
     """Find generations that a trainer's episodes name in their group ids, and that the record lacks."""
     named = {int(found[1]) for group, _ in start.trajectories if (found := _PLAYED_AT.match(group))}
     recorded = {int(record["step"]) for record in start.generations}
+    where: dict[str, Any] = {"file": start.record_file, "what": "a generation whose episodes are stored"}
     for step in sorted(named - recorded):
-        what, by = "a generation whose episodes are stored", f"{__name__}.{_audit_generations_named.__name__}"
-        audit.add(Difference("advantages", start.record_file, what, None, step, by, step))
+        audit.compare("advantages", None, step, by=_audit_generations_named, step=step, **where)
 
 
 def _audit_steps_named(audit: Audit, stored: StoredTraining) -> None:
@@ -79,30 +87,9 @@ def _audit_steps_named(audit: Audit, stored: StoredTraining) -> None:
     if any(start.run is None for start in stored.starts):
         return
     recorded = {step for start in stored.starts for step in start.steps}
-    file, by = stored.starts[0].record_file, f"{__name__}.{_audit_steps_named.__name__}"
+    where: dict[str, Any] = {"file": stored.starts[0].record_file, "what": "the loss of a step before a checkpoint"}
     for step in sorted(set(range(1, max(stored.models, default=0) + 1)) - recorded):
-        audit.add(Difference("loss", file, "the loss of a step before a checkpoint", None, step, by, step))
-
-
-def _audit_start(
-    audit: Audit,
-    stored: StoredTraining,
-    start: Started,
-    model: str | Path | None,
-    rewards: RewardSettings | None,
-    algorithm: Algorithm | None,
-    tolerance: float | None,
-) -> None:
-    run = start.run or {}
-    initial = _initial(run, model)
-    codec = _codec(run, stored.tokenizer or (None if initial is None else Path(initial)))
-    for trajectory in start.trajectories.values():
-        audit_replay(audit, start, trajectory)
-        audit_rows(audit, start, trajectory, codec)
-    generations: dict[int, list[Recomputed | None]] = {}
-    for record in start.generations:
-        generations.setdefault(record["step"], []).append(audit_generation(audit, start, record, rewards, algorithm))
-    _audit_weights(audit, stored, start, initial, generations, tolerance)
+        audit.compare("loss", None, step, by=_audit_steps_named, step=step, **where)
 
 
 def _audit_weights(
@@ -124,22 +111,28 @@ def _audit_weights(
         n = len(versions.get(version, []))
         if folder is None:
             why = "no checkpoint of these weights" if version else "the initial weights are not there: give --model"
-            audit.parts["log-probabilities"].lack(why, n)
-            audit.parts["loss"].lack(why, len(generations.get(version, [])))
+            audit.lack(why, "log-probabilities", n=n)
+            audit.lack(why, "loss", n=len(generations.get(version, [])))
             continue
         try:
-            weights = load_weights(folder, base)
+            weights = _load_weights(folder, base)
             if reference is None and initial is not None:
-                reference = load_weights(Path(initial), base)
+                reference = _load_weights(Path(initial), base)
         except LLMEnvsError as error:
-            audit.parts["log-probabilities"].lack(" ".join(str(error).split()), n)
+            audit.lack(" ".join(str(error).split()), "log-probabilities", n=n)
             continue
         noise = audit_logps(audit, start, versions.get(version, []), weights, tolerance)
         for made in generations.get(version, []):
             if made is not None:
                 audit_loss(audit, start, made, weights, reference, noise)
     if None in versions:
-        audit.parts["log-probabilities"].lack("episodes of several versions of the weights", len(versions[None]))
+        audit.lack("episodes of several versions of the weights", "log-probabilities", n=len(versions[None]))
+
+
+def _load_weights(folder: Path, base: str | None) -> Any:
+    """Return a stored model: full weights, or an adapter on the model `base` that the training named."""
+    is_adapter = (folder / "adapter_config.json").is_file()
+    return load_model(base or "", adapter=folder) if is_adapter else load_model(folder)
 
 
 def _initial(run: Mapping[str, Any], model: str | Path | None) -> str | None:
@@ -160,50 +153,39 @@ def _codec(run: Mapping[str, Any], folder: Path | None) -> ChatCodec | None:
 
 def _audit_metrics(audit: Audit, stored: StoredTraining) -> None:
     """Compare logged losses with the steps' and logged rewards and success with the episodes'."""
-    part, starts = audit.parts["metrics"], [start for start in stored.starts if start.run is not None]
+    starts = [start for start in stored.starts if start.run is not None]
     if stored.metrics_file is None:
-        part.lack("no metrics are stored (save_state, or a checkpoint)")
+        audit.lack("no metrics are stored (save_state, or a checkpoint)", "metrics")
         return
     if len(starts) != 1 or (starts[0].run or {})["processes"] > 1:
-        part.lack("metrics of several processes, or of a run that was resumed")
+        audit.lack("metrics of several processes, or of a run that was resumed", "metrics")
         return
     (start,) = starts
-    if not any("loss" in entry for entry in stored.metrics):
-        part.lack(f"{stored.metrics_file} has no logged loss (logging_steps)")
-    before = 0
+    if not (entries := [entry for entry in stored.metrics if "loss" in entry]):
+        audit.lack(f"{stored.metrics_file} has no logged loss (logging_steps)", "metrics")
     recorded = {tuple(key) for generation in start.generations for key in generation["episodes"]}
     is_whole = all(key in recorded for key in start.trajectories if not key[0].startswith("eval"))
-    for entry in stored.metrics:
-        if "loss" not in entry:
-            continue
-        some = [g for g in start.generations if before <= g["step"] < entry["step"]]
-        steps = range(before + 1, entry["step"] + 1)
+    compare = partial(audit.compare, "metrics", file=stored.metrics_file, unit="numbers")
+    before = 0
+    for entry in entries:
+        _audit_entry(audit, partial(compare, step=entry["step"]), start, entry, before, is_whole)
         before = entry["step"]
-        _audit_entry(audit, stored, start, entry, some, steps, is_whole=is_whole)
 
 
 def _audit_entry(
-    audit: Audit,
-    stored: StoredTraining,
-    start: Started,
-    entry: Mapping[str, Any],
-    generations: list[Mapping[str, Any]],
-    steps: range,
-    *,
-    is_whole: bool,
+    audit: Audit, compare: Callable[..., bool], start: Started, entry: Mapping[str, Any], before: int, is_whole: bool
 ) -> None:
-    """Audit one line of the log."""
-    where: dict[str, Any] = {"file": stored.metrics_file, "step": entry["step"], "unit": "numbers"}
-    losses = [start.steps.get(step) for step in steps]
+    """Audit one line of the log, of the steps after the step `before`."""
+    losses = [start.steps.get(step) for step in range(before + 1, entry["step"] + 1)]
     known = [loss for loss in losses if loss is not None]
     if len(known) == len(losses) > 0:
         mean = sum(known) / len(known)
-        audit.compare("metrics", entry["loss"], mean, by=_audit_metrics, what="loss", tolerance=(1e-4, 1e-6), **where)
+        compare(entry["loss"], mean, by=_audit_metrics, what="loss", tolerance=(1e-4, 1e-6))
     else:
-        audit.parts["metrics"].lack("the losses of some steps are not stored")
-    played = [start.members(generation) for generation in generations]
+        audit.lack("the losses of some steps are not stored", "metrics")
+    played = [start.members(g) for g in start.generations if before <= g["step"] < entry["step"]]
     if not is_whole or not played or any(members is None for members in played):
-        audit.parts["metrics"].lack("episodes that a filter dropped count in the log")
+        audit.lack("episodes that a filter dropped count in the log", "metrics")
         return
     # The branches of a tree do not count: they share turns with their root.
     parts = [trajectory_metrics(t for t in members if "fork" not in t.metadata) for members in played if members]
@@ -211,5 +193,4 @@ def _audit_entry(
         values = [part[name] for part in parts if name in part]
         if f"env/{name}" in entry and values:
             mean = sum(values) / len(values)
-            shown: dict[str, Any] = {"what": f"env/{name}", "tolerance": (1e-5, 1e-7)}
-            audit.compare("metrics", entry[f"env/{name}"], mean, by=trajectory_metrics, **shown, **where)
+            compare(entry[f"env/{name}"], mean, by=trajectory_metrics, what=f"env/{name}", tolerance=(1e-5, 1e-7))

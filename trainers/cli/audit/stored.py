@@ -17,7 +17,7 @@ from llm_envs.types import Trajectory
 
 __all__ = ["Started", "StoredTraining", "read_training"]
 
-_CHECKPOINT = re.compile(r"(?:checkpoint|iteration)-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 @dataclass
@@ -128,35 +128,26 @@ def _read_start(root: Path, name: str) -> Started:
 
 def _unpacked(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a generation with its packed numbers of tokens as lists."""
-
-    def opened(value: Any) -> Any:
-        return (
-            [unpack(row) for row in value] if isinstance(value, list) and value and isinstance(value[0], str) else value
-        )
-
-    packed = ("advantages", "values", "kl_penalties")
-    return {name: opened(value) if name in packed else value for name, value in record.items()}
+    packed = [
+        name for name in ("advantages", "values", "kl_penalties") if isinstance((record.get(name) or [0])[0], str)
+    ]
+    return {**record, **{name: [unpack(row) for row in record[name]] for name in packed}}
 
 
 def _models(root: Path) -> Iterator[tuple[int, Path]]:
     """Yield the number of optimizer steps and the folder of each stored model."""
     for path in sorted(root.iterdir()):
-        found = _CHECKPOINT.fullmatch(path.name)
-        if found is None:
+        state = path / "trainer_state.json"
+        if not _CHECKPOINT.fullmatch(path.name) or not state.is_file():
             continue
-        state = path / "state.json"
         try:
-            if state.is_file():  # the plain loop's
-                yield json.loads(state.read_text(encoding="utf-8"))["step"], path / "model"
-            elif (path / "trainer_state.json").is_file():
-                step = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
-                yield step, path
+            yield json.loads(state.read_text(encoding="utf-8"))["global_step"], path
         except (ValueError, KeyError) as error:
             raise InvalidConfigError(f"{path} cannot be read ({error}): copy the complete checkpoint.") from error
 
 
 def _read_metrics(root: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Return the file of the metrics and its entries: the plain loop's, or those in the latest trainer's state."""
+    """Return the file of the metrics and its entries: the quick start's, or those in the latest trainer's state."""
     path = root / "metrics.jsonl"
     if path.is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
