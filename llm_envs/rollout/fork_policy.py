@@ -15,7 +15,7 @@ from llm_envs.errors import InvalidConfigError, ReplayError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, Policy, TokenPolicy
 from llm_envs.types import Message, Row, Sampled, SamplingParams, Trajectory
 
-__all__ = ["check_fork", "episode_name", "fork_policy", "from_turn", "replies_of"]
+__all__ = ["check_fork", "episode_name", "fork_policy", "from_turn"]
 
 
 def check_fork(trajectory: Trajectory, turn: int, kind: Literal["token", "chat", "env"]) -> None:
@@ -100,22 +100,16 @@ class _ChatFork(ForkPolicy):
         stored = self._stored()
         if stored is None:
             return await cast("ChatPolicy", self._policy).reply(messages, tools, params)
-        return replies_of(self._trajectory)[stored]
+        return self._trajectory.replies[stored]
 
 
 class _EnvFork(ForkPolicy):
     async def act(self, env: gym.Env[str, str], observation: str) -> str:
         stored = self._stored()
         if stored is not None:
-            return render_reply(replies_of(self._trajectory)[stored])
+            return render_reply(self._trajectory.replies[stored])
         action = cast("EnvPolicy", self._policy).act(env, observation)
         return action if isinstance(action, str) else await action
-
-
-def replies_of(trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the message of each turn."""
-    said = [message for message in trajectory.messages if message.role == "assistant"]
-    return tuple(said[trajectory.n_example_replies :])
 
 
 def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
