@@ -290,7 +290,6 @@ def to_messages_jsonl(
     path: str | Path,
     *,
     keep: Callable[[Trajectory], bool] = is_scored,
-    parser: Parser | None = parse_reply,
 ) -> int:
     """Write `to_messages` of each trajectory as a line of JSON, and return the number of lines.
 
@@ -300,9 +299,8 @@ def to_messages_jsonl(
         trajectories: From any policy.
         path: The file; an existing one is replaced.
         keep: Which to keep; by default all scored ones.
-        parser: See `to_messages`.
     """
-    return write_jsonl((to_messages(trajectory, parser) for trajectory in trajectories if keep(trajectory)), path)
+    return write_jsonl((to_messages(trajectory) for trajectory in trajectories if keep(trajectory)), path)
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
