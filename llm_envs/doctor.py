@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.chat.template import structured_reply
 from llm_envs.chat.tokenization import common_length
 from llm_envs.parsers import detect_format, parse_reply
+from llm_envs.registration import task_spec
 from llm_envs.rollout.token_transcript import TokenTranscript
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory
@@ -124,19 +124,15 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
     )
 
 
-def play_oracle(codec: ChatCodec, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Trajectory:
+def play_oracle(codec: ChatCodec, env_id: str) -> Trajectory:
     """Play one episode with the task's oracle; its replies become token rows in the model's own format."""
-    import gymnasium as gym
-
     from llm_envs.policies.scripted import OraclePolicy
-    from llm_envs.registration import task_spec
     from llm_envs.rollout.episode import play_episode
+    from llm_envs.rollout.workers.runner import EnvMaker
     from llm_envs.sources.source import EpisodeSpec
 
     task_spec(env_id)
-    make: Any = partial(gym.make, env_id, disable_env_checker=True, **(env_kwargs or {}))
-    spec = EpisodeSpec(env_id, env_kwargs or {})
-    return asyncio.run(play_episode(make, spec, OraclePolicy(), codec=codec))
+    return asyncio.run(play_episode(EnvMaker(env_id), EpisodeSpec(env_id), OraclePolicy(), codec=codec))
 
 
 def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: int | None) -> Sequence[str]:
@@ -176,6 +172,12 @@ def show_row(codec: ChatCodec, row: Row, *, colour: bool) -> str:
 
 def show_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the findings, one line each."""
+    earlier = "prefix-preserving: one row per episode, whatever the history"
+    if diagnosis.forks:
+        earlier = (
+            'the template changes some: history="append" (the default) keeps what the model wrote, in one row; '
+            'history="template" shows what the template makes of it, and begins a new row there'
+        )
     tools = "in the template" if diagnosis.tools else "not in the template: written into the system prompt"
     lines = [
         f"roles             {', '.join(diagnosis.roles)}",
@@ -184,7 +186,7 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
         f"as in {diagnosis.call_text!r}",
         f"thinking          {_THINKING[diagnosis.thinking]}",
         f"a turn ends at    {', '.join(diagnosis.stop_tokens)}",
-        f"earlier turns     {_summary(diagnosis)}",
+        f"earlier turns     {earlier}",
     ]
     for case in diagnosis.cases:
         kept = f"changed: {case.why}" if case.forks else "as written"
@@ -203,15 +205,6 @@ _THINKING = {
     "kept": "in the template",
     "opened": "in the template; the prompt for a turn ends with an open <think>",
 }
-
-
-def _summary(diagnosis: Diagnosis) -> str:
-    if not diagnosis.forks:
-        return "prefix-preserving: one row per episode, whatever the history"
-    return (
-        'the template changes some: history="append" (the default) keeps what the model wrote, in one row; '
-        'history="template" shows what the template makes of it, and begins a new row there'
-    )
 
 
 def _thinking(codec: ChatCodec) -> str:

@@ -18,9 +18,11 @@ __all__ = [
     "as_flag",
     "as_number",
     "canonical_json",
+    "check_at_least",
     "check_choice",
     "checked_problem",
     "is_number",
+    "part_not_json",
     "split_of",
 ]
 
@@ -119,19 +121,21 @@ def canonical_json(value: Any) -> str:
         return _encode(value)
     except (TypeError, ValueError) as error:
         raise EnvContractError(
-            f"generate or split_key gave what is not JSON: {_culprit(value)}. Convert numpy's values with int(...), "
-            f"float(...) or .tolist() ({error})."
+            f"generate or split_key gave what is not JSON: {part_not_json(value)}. Convert numpy's values with "
+            f"int(...), float(...) or .tolist() ({error})."
         ) from error
 
 
-def _culprit(value: Any, path: str = "") -> str:
+def part_not_json(value: Any, path: str = "") -> str:
     """Return the place and the type of the first part that is not JSON."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in parts:
         try:
             _encode(part)
+        except RecursionError:
+            return f"{path}[{key!r}] is nested too deeply"
         except (TypeError, ValueError):
-            return _culprit(part, f"{path}[{key!r}]")
+            return part_not_json(part, f"{path}[{key!r}]")
     return f"{path or 'it'} is {value!r:.80}, of type {type(value).__name__}"
 
 
@@ -179,3 +183,13 @@ def check_choice(where: str, what: str, value: object, known: Any) -> None:
     """
     if not any(value is choice or value == choice for choice in known):
         raise InvalidConfigError(f"{where} has no {what} {value!r}; known are {', '.join(map(repr, known))}.")
+
+
+def check_at_least(where: str, what: str, value: object, least: int) -> None:
+    """Check that a value is an integer of at least `least`.
+
+    Raises:
+        InvalidConfigError: If it is not. The message has `where`, `what` it is, and the value.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidConfigError(f"{where}: {what} is {value!r}; it must be an integer of at least {least}.")

@@ -96,18 +96,10 @@ class TextSpace(Text):
 
     @property
     def character_set(self) -> Any:
-        """A virtual set of all code points."""
+        """A virtual set of all code points, which is also a sequence of them in order."""
         return _EVERY_CHARACTER
 
-    @property
-    def character_list(self) -> Any:
-        """A virtual sequence of all code points in order."""
-        return _EVERY_CHARACTER
-
-    @property
-    def characters(self) -> Any:
-        """The same virtual sequence; in `Text` this is a string."""
-        return _EVERY_CHARACTER
+    character_list = characters = character_set  # in `Text`, the latter is a string
 
     def character_index(self, char: str) -> np.int32:
         """Return the code point of `char`."""

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -183,16 +182,8 @@ class HashingTokenPolicy:
                 await interrupt.wait()
 
     def _reply(
-        self,
-        prompt_ids: IdArray,
-        max_new_tokens: int,
-        seed: int,
-        version: int,
-        *,
-        session: str = "",
-        is_interrupted: bool = False,
+        self, prompt_ids: IdArray, room: int, seed: int, version: int, *, session: str, is_interrupted: bool
     ) -> Sampled:
-        room = max_new_tokens
         if self.context_length is not None:
             room = min(room, self.context_length - len(prompt_ids))
         if room < 1:
@@ -246,8 +237,6 @@ class NumbersEnv(gym.Env[str, str]):
         as_tool: Whether observations after the first are a tool's messages.
         truncate_at: Turn (from 1) at which the environment truncates.
         raise_at: Turn at which `step` raises.
-        hang_at: Turn at which `step` takes `hang_s`.
-        hang_s: How long a hanging step takes.
         blocking: Whether it declares that its calls block.
     """
 
@@ -263,14 +252,11 @@ class NumbersEnv(gym.Env[str, str]):
         as_tool: bool = False,
         truncate_at: int | None = None,
         raise_at: int | None = None,
-        hang_at: int | None = None,
-        hang_s: float = 60.0,
         blocking: bool = False,
         render_mode: str | None = None,
     ) -> None:
         self.n_turns, self.as_tool, self.render_mode = n_turns, as_tool, render_mode
-        self.truncate_at, self.raise_at, self.hang_at, self.hang_s = truncate_at, raise_at, hang_at, hang_s
-        self.blocking = blocking
+        self.truncate_at, self.raise_at, self.blocking = truncate_at, raise_at, blocking
         self.system_prompt: str | None = "Repeat."
         self.tools: list[dict[str, Any]] = []
         self.tool_results: tuple[Any, ...] = ()
@@ -290,8 +276,6 @@ class NumbersEnv(gym.Env[str, str]):
         self.turn += 1
         if self.turn == self.raise_at:
             raise RuntimeError("the environment broke")
-        if self.turn == self.hang_at:
-            time.sleep(self.hang_s)
         self.n_right += right
         terminated = self.turn == len(self.digits)
         truncated = self.turn == self.truncate_at and not terminated

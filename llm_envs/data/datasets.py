@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.data.files import replacing
-from llm_envs.data.records import SCHEMA, from_record, to_record
+from llm_envs.data.parquet import to_table
+from llm_envs.data.records import from_record
 from llm_envs.errors import InvalidConfigError, extra_needed
 from llm_envs.parsers import Parser, parse_reply
 from llm_envs.types import Message, Row, ToolCall, Trajectory, TrajectoryGroup
@@ -66,10 +67,9 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
     Raises:
         MissingExtraError: If `datasets` is not installed.
     """
-    module = _datasets()
-    features, records = module.Features(_features(module)), [to_record(t) for t in trajectories]
-    columns = {name: [record[name] for record in records] for name in features}
-    return module.Dataset.from_dict(columns, features=features)
+    with extra_needed("trajectories as a dataset need `datasets`: pip install 'llm-envs[train]'."):
+        import datasets
+    return datasets.Dataset(to_table(list(trajectories)))
 
 
 def write_dataset(trajectories: Iterable[Trajectory], folder: str | Path) -> int:
@@ -214,8 +214,8 @@ def iter_groups(trajectories: Iterable[Trajectory], group_size: int | None = Non
         members = groups.setdefault(key, [])
         members.append(trajectory)
         if len(members) == group_size:
-            yield _group(groups.pop(key))
-    yield from map(_group, groups.values())
+            yield TrajectoryGroup.of(groups.pop(key))
+    yield from map(TrajectoryGroup.of, groups.values())
 
 
 def preference_pairs(groups: Iterable[TrajectoryGroup], *, margin: float = 0.0) -> list[dict[str, Any]]:
@@ -290,7 +290,6 @@ def to_messages_jsonl(
     path: str | Path,
     *,
     keep: Callable[[Trajectory], bool] = is_scored,
-    parser: Parser | None = parse_reply,
 ) -> int:
     """Write `to_messages` of each trajectory as a line of JSON, and return the number of lines.
 
@@ -300,9 +299,8 @@ def to_messages_jsonl(
         trajectories: From any policy.
         path: The file; an existing one is replaced.
         keep: Which to keep; by default all scored ones.
-        parser: See `to_messages`.
     """
-    return write_jsonl((to_messages(trajectory, parser) for trajectory in trajectories if keep(trajectory)), path)
+    return write_jsonl((to_messages(trajectory) for trajectory in trajectories if keep(trajectory)), path)
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
@@ -324,11 +322,6 @@ def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
         temporary.unlink(missing_ok=True)
         raise
     return count
-
-
-def _group(members: Sequence[Trajectory]) -> TrajectoryGroup:
-    ordered = sorted(members, key=lambda trajectory: trajectory.member)
-    return TrajectoryGroup(ordered[0].group_id, ordered[0].env_id, ordered[0].seed, tuple(ordered))
 
 
 def _assistant(message: Message, parser: Parser | None, first_id: int) -> dict[str, Any]:
@@ -411,18 +404,3 @@ def _last_turn_end(labels: Sequence[int], max_length: int) -> int:
     trained = [label != IGNORED_LABEL for label in labels]
     ends = (stop for stop in range(max_length, 0, -1) if trained[stop - 1] and not trained[stop])
     return next(ends, 0)
-
-
-def _features(module: Any, kind: Any = SCHEMA) -> Any:
-    """Return the `datasets` feature for a type of `records.SCHEMA`."""
-    if isinstance(kind, str):
-        return module.Value(kind)
-    if isinstance(kind, list):
-        return module.List(_features(module, kind[0]))
-    return {name: _features(module, inner) for name, inner in kind.items()}
-
-
-def _datasets() -> Any:
-    with extra_needed("trajectories as a dataset need `datasets`: pip install 'llm-envs[train]'."):
-        import datasets
-    return datasets

@@ -35,7 +35,7 @@ __all__ = [
     "find_parts",
     "log_name",
     "manifest_text",
-    "part_numbers",
+    "parts_in",
     "read_manifest",
     "shard_name",
     "sync_folder",
@@ -147,7 +147,7 @@ def find_parts(folder: Path, manifest: Manifest) -> list[Part]:
     Raises:
         StoreError: If the folder has a shard that does not belong to the run.
     """
-    logs, shards = _listed(folder)
+    logs, shards = parts_in(folder)
     stray = {n for n in shards if n not in manifest.shards and n not in logs}
     if is_remote(folder):  # a writer that was killed left these, or one is about to list them: they do not count
         stray = set()
@@ -162,7 +162,7 @@ def find_parts(folder: Path, manifest: Manifest) -> list[Part]:
 
 def clean(folder: Path, manifest: Manifest) -> None:
     """Remove leftovers of a kill that do not count. Only the folder's writer may do this."""
-    logs, shards = _listed(folder)
+    logs, shards = parts_in(folder)
     leftover = [path for n, path in logs.items() if n in manifest.shards]
     leftover += [folder / shard_name(n) for n in shards if n in logs and n not in manifest.shards]
     leftover += [folder / (shard_name(n) + ".tmp") for n in logs]
@@ -182,13 +182,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def part_numbers(folder: Path) -> tuple[set[int], set[int]]:
-    """Return the numbers of the logs and of the shards in a folder, whether they count or not."""
-    logs, shards = _listed(folder)
-    return {*logs}, shards
-
-
-def _listed(folder: Path) -> tuple[dict[int, Path], set[int]]:
+def parts_in(folder: Path) -> tuple[dict[int, Path], set[int]]:
     """Return the logs and the shards in the folder by their numbers."""
     logs: dict[int, Path] = {}
     shards: set[int] = set()

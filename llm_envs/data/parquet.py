@@ -12,24 +12,22 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from llm_envs.data.files import regular, replacing
 from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
 from llm_envs.data.storage import is_remote, reaching
 from llm_envs.errors import StoreError, extra_needed
-from llm_envs.types import Row, Trajectory
+from llm_envs.types import Trajectory
 
-__all__ = ["can_compact", "read_shard", "read_shard_keys", "write_shard"]
+__all__ = ["can_compact", "read_shard", "read_shard_keys", "to_table", "write_shard"]
 
 SHARD_VERSION = b"2"
+"""Version of the columns and their meaning, stored in the file's metadata under `_VERSION_KEY`."""
 _TURNS_BEFORE_SUMMARIES = [{name: kind for name, kind in SCHEMA["turns"][0].items() if name != "is_summary"}]
 """The column `turns` of older runs, which are read too."""
-"""Version of the columns and their meaning, stored in the file's metadata under `_VERSION_KEY`."""
 _VERSION_KEY = b"llm_envs_format"
 
 # A reader holds one row group in memory at a time.
@@ -56,14 +54,14 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
     Raises:
         StoreError: If a trajectory changes by the conversion.
     """
-    arrow, parquet = _arrow(), _parquet()
+    arrow = _arrow()
     schema = _schema(arrow).with_metadata({_VERSION_KEY: SHARD_VERSION})
     compression = "zstd" if arrow.Codec.is_available("zstd") else "snappy"
     count = errored = 0
     with open(path, "wb", opener=replacing) as file:
-        with parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer:
+        with arrow.parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer:
             for some in _batches(trajectories):
-                table = _to_table(arrow, schema, some)
+                table = to_table(some)
                 for one, other in zip(some, _from_table(table), strict=True):
                     if not is_same_record(one, other):
                         raise StoreError(
@@ -106,13 +104,13 @@ def read_shard_keys(path: Path, expected: int | None = None) -> Iterator[tuple[s
 
 
 def _read_tables(path: Path, columns: list[str] | None, expected: int | None) -> Iterator[Any]:
-    arrow, parquet = _arrow(), _parquet()
+    arrow = _arrow()
     try:
         # Python's file object, read by this thread: if one of Arrow's threads releases a Python object while the
         # interpreter ends, the process crashes (SIGABRT; apache/arrow issues 34314 and 50482).
         with (
             _opened(arrow, path) as opened,
-            parquet.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
+            arrow.parquet.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
         ):
             _check(path, file, expected)
             for index in range(file.num_row_groups):
@@ -186,36 +184,14 @@ def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
         yield some
 
 
-def _to_table(arrow: Any, schema: Any, trajectories: Sequence[Trajectory]) -> Any:
-    records = [to_record(trajectory) for trajectory in trajectories]
-    columns = [
-        _rows_column(arrow, trajectories)
-        if field.name == "rows"
-        else arrow.array([record[field.name] for record in records], type=field.type)
-        for field in schema
-    ]
-    return arrow.Table.from_arrays(columns, schema=schema)
+def to_table(trajectories: Sequence[Trajectory]) -> Any:
+    """Return trajectories as an Arrow table with the columns of `records.SCHEMA`.
 
-
-def _rows_column(arrow: Any, trajectories: Sequence[Trajectory]) -> Any:
-    """Return the column `rows` without creating a Python object per token."""
-    rows = [row for trajectory in trajectories for row in trajectory.rows]
-    tokens = _offsets(arrow, map(len, rows))
-    fields = {
-        name: arrow.ListArray.from_arrays(tokens, arrow.array(_joined(rows, name, dtype)))
-        for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logps", np.float32))
-    }
-    spans = arrow.array([[list(span) for span in row.spans] for row in rows], type=_type(arrow, [["int64"]]))
-    struct = arrow.StructArray.from_arrays([*fields.values(), spans], names=[*fields, "spans"])
-    return arrow.ListArray.from_arrays(_offsets(arrow, (len(t.rows) for t in trajectories)), struct)
-
-
-def _joined(rows: Sequence[Row], name: str, dtype: type) -> Any:
-    return np.concatenate([getattr(row, name) for row in rows]) if rows else np.empty(0, dtype)
-
-
-def _offsets(arrow: Any, lengths: Iterable[int]) -> Any:
-    return arrow.array(list(accumulate(lengths, initial=0)), type=arrow.int32())
+    Raises:
+        MissingExtraError: If pyarrow is not installed.
+    """
+    arrow = _arrow()
+    return arrow.Table.from_pylist([to_record(trajectory) for trajectory in trajectories], schema=_schema(arrow))
 
 
 def _from_table(table: Any) -> Iterator[Trajectory]:
@@ -255,8 +231,5 @@ def _type(arrow: Any, kind: Any) -> Any:
 
 def _arrow() -> Any:
     with extra_needed("Parquet shards need pyarrow: pip install 'llm-envs[train]'."):
+        importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
-
-
-def _parquet() -> Any:
-    return importlib.import_module("pyarrow.parquet")

@@ -7,11 +7,9 @@ table can be filtered and shown without this package. Both ways are lossless.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from llm_envs.types import Row, Trajectory
 
@@ -52,16 +50,16 @@ def to_record(trajectory: Trajectory) -> dict[str, Any]:
     """
     record = replace(trajectory, rows=()).to_dict()
     for name in _JSON_COLUMNS:
-        record[name] = _dump(record[name])
+        record[name] = json.dumps(record[name])  # in ASCII: a lone surrogate becomes an escape
     extras = [{key: message.pop(key) for key in _MESSAGE_EXTRAS if key in message} for message in record["messages"]]
     for message, extra in zip(record["messages"], extras, strict=True):
         content = message["content"] = _joined(message["content"])
         if (readable := content.encode(errors="replace").decode()) != content:
             message["content"], extra["content"] = readable, content
-    record["message_extras"] = _dump(extras)
+    record["message_extras"] = json.dumps(extras)
     for turn in record["turns"]:
         for name in _JSON_TURN_FIELDS:
-            turn[name] = _dump(turn[name])
+            turn[name] = json.dumps(turn[name])
     record["rows"] = [
         {"ids": row.ids, "mask": row.mask, "logps": row.logps, "spans": [list(span) for span in row.spans]}
         for row in trajectory.rows  # NaN stays NaN: Arrow has it
@@ -77,8 +75,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     extras = json.loads(record["message_extras"])
     data["messages"] = [{**message, **extra} for message, extra in zip(data["messages"], extras, strict=True)]
     data["turns"] = [{**turn, **{name: json.loads(turn[name]) for name in _JSON_TURN_FIELDS}} for turn in data["turns"]]
-    rows = _to_rows(data["rows"])
-    return replace(Trajectory.from_dict(data | {"rows": ()}), rows=rows)
+    return Trajectory.from_dict(data)
 
 
 def is_same_record(one: Trajectory, other: Trajectory) -> bool:
@@ -87,7 +84,9 @@ def is_same_record(one: Trajectory, other: Trajectory) -> bool:
     Two halves of a surrogate pair side by side equal their character: JSON joins them.
     """
     first, second = (replace(each, rows=()).to_dict() for each in (one, other))
-    if len(one.rows) != len(other.rows) or (first != second and json.loads(_dump(first)) != json.loads(_dump(second))):
+    if len(one.rows) != len(other.rows) or (
+        first != second and json.loads(json.dumps(first)) != json.loads(json.dumps(second))
+    ):
         return False
     return all(_row_bytes(a) == _row_bytes(b) for a, b in zip(one.rows, other.rows, strict=True))
 
@@ -96,22 +95,6 @@ def _row_bytes(row: Row) -> tuple[Any, ...]:
     return row.ids.tobytes(), row.mask.tobytes(), row.logps.tobytes(), row.spans  # bytes: NaN equals NaN there
 
 
-def _to_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
-    return tuple(
-        Row(
-            ids=np.array(row["ids"], dtype=np.int32),
-            mask=np.array(row["mask"], dtype=np.bool_),
-            logps=np.array(row["logps"], dtype=np.float32),
-            spans=tuple((start, stop) for start, stop in row["spans"]),
-        )
-        for row in rows
-    )
-
-
 def _joined(text: str) -> str:
     """Return the text with the two halves of a surrogate pair as the character that they spell."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value)  # in ASCII: a lone surrogate becomes an escape

@@ -45,7 +45,7 @@ from llm_envs.data.folder import (
     Manifest,
     log_name,
     manifest_text,
-    part_numbers,
+    parts_in,
     read_manifest,
     shard_name,
 )
@@ -191,7 +191,7 @@ class RemoteWriter:
             self._manifest = read_manifest(self.path)
         else:
             self._put_manifest(Manifest(self.settings))
-        logs, shards = part_numbers(self.path)
+        logs, shards = parts_in(self.path)
         self._next = max([*logs, *shards, *self._manifest.shards], default=-1) + (_GAP if took_over else 1)
         for number in shards - {*self._manifest.shards}:
             with reaching(self.path), contextlib.suppress(FileNotFoundError):

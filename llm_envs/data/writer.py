@@ -32,7 +32,7 @@ from llm_envs.data.folder import (
     clean,
     find_parts,
     log_name,
-    part_numbers,
+    parts_in,
     read_manifest,
     shard_name,
     sync_folder,
@@ -290,7 +290,7 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
         raise StoreError(f"{folder} cannot be read ({error.strerror}): choose another folder.") from error
     if not is_run:
         names = names_in(folder)
-        if MANIFEST_NAME in names or any(part_numbers(folder)):
+        if MANIFEST_NAME in names or any(parts_in(folder)):
             raise StoreError(
                 f"{folder / MANIFEST_NAME} is missing, or a link to nothing, beside the files of a run: put it back, "
                 "or choose a new folder."

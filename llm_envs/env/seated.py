@@ -118,7 +118,8 @@ class SeatedEnv(gym.Env[str, str], ABC, Generic[State]):
         legal = {choice.casefold(): choice for choice in self.legal_actions(state)}
         chosen = legal.get((parse_reply(action).answer or "").strip().casefold())
         if chosen is None:
-            returns: Sequence[float] | None = self._forfeited(seat)
+            share = self.forfeit / (self.n_seats - 1)
+            returns: Sequence[float] | None = [-self.forfeit if each == seat else share for each in range(self.n_seats)]
             ends = ["The last reply was not a legal action, so the game is over."] * self.n_seats
         else:
             state = self.apply_action(state, chosen)
@@ -141,8 +142,3 @@ class SeatedEnv(gym.Env[str, str], ABC, Generic[State]):
     def write_answer(self, action: str) -> str:
         """Write an action as a reply."""
         return format_answer(action)
-
-    def _forfeited(self, seat: int) -> list[float]:
-        shares = [self.forfeit / (self.n_seats - 1)] * self.n_seats
-        shares[seat] = -self.forfeit
-        return shares

@@ -6,7 +6,6 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +14,7 @@ import gymnasium as gym
 from llm_envs.env.state import digest
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, natural_answers, parse_reply, plain_answer, stated_answers
-from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, check_choice, checked_problem, split_of
+from llm_envs.problems import SPLITS, Difficulty, Outcome, check_at_least, check_choice, checked_problem, split_of
 from llm_envs.rewards import weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
 from llm_envs.types import ToolResult
@@ -154,10 +153,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 "plain words have another meaning. Leave answer_form out."
             )
         turns = self.default_max_turns if max_turns is None else max_turns
-        if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
-            raise InvalidConfigError(
-                f"{type(self).__name__}: max_turns is {turns!r}; it must be an integer of at least 1."
-            )
+        check_at_least(type(self).__name__, "max_turns", turns, 1)
         self.split, self.difficulty, self.max_turns, self.render_mode = split, name, turns, render_mode
         self.answer_form = answer_form
         if answer_form == "natural":
@@ -181,7 +177,6 @@ class TextEnv(gym.Env[str, str], ABC):
         }
         self._unused_limits: dict[str, float] = {}
         self._is_playing = False
-        self._last_action: str | None = None
         self._last_observation: str | None = None
         self._actions: list[str] = []
         self._fixed = frozenset(vars(self)) | {"problem", "spec", "_np_random", "_np_random_seed"}
@@ -279,7 +274,6 @@ class TextEnv(gym.Env[str, str], ABC):
         self.tools, self.tool_results = [], ()
         self.n_turns = 0
         self._unused_limits = dict(self._declared_limits)
-        self._last_action = None
         self._actions = []
         self._is_playing = True
         self._reset_tools()
@@ -299,7 +293,6 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"{type(self).__name__}: the action is of type {type(action).__name__}; it must be a str."
             )
         self.n_turns += 1
-        self._last_action = action
         self._actions.append(action)
         observation, components, terminated, is_success, messages = self.play(action)
         if components.keys() != self._component_names:
@@ -329,8 +322,8 @@ class TextEnv(gym.Env[str, str], ABC):
         lines = [f"[{type(self).__name__}, {self.difficulty}, turn {self.n_turns} of {self.max_turns}]"]
         if self.n_turns == 0 and self.system_prompt is not None:
             lines.append(f"system: {self.system_prompt}")
-        if self._last_action is not None:
-            lines.append(f"agent: {self._last_action}")
+        if self._actions:
+            lines.append(f"agent: {self._actions[-1]}")
         lines.append(f"environment: {self._last_observation}")
         return "\n".join(lines)
 
@@ -370,7 +363,10 @@ class TextEnv(gym.Env[str, str], ABC):
         instructions = self.instructions
         if instructions is not None and self.answer_form == "natural":
             instructions = _TAGGED.sub(lambda found: f'"{self.write_answer(found[1])}"', instructions)
-        return _with_form(instructions, self.answer_template, self.answer_example)
+        if self.answer_example is None:
+            return instructions
+        form = f"Answer in this form: {self.write_answer(self.answer_example)}"
+        return form if instructions is None else f"{instructions} {form}"
 
     def read(self, action: str) -> ParsedReply:
         """Parse a reply; one that is too long is broken."""
@@ -451,15 +447,5 @@ class TextEnv(gym.Env[str, str], ABC):
         try:
             self.check_problem(copied)
         except InvalidActionError as refusal:
-            raise InvalidConfigError(
-                f"{name}: the problem {canonical_json(copied)[:200]} cannot be played: {refusal}."
-            ) from refusal
+            raise InvalidConfigError(f"{name}: the problem {copied!r:.200} cannot be played: {refusal}.") from refusal
         return copied
-
-
-@lru_cache(maxsize=256)
-def _with_form(instructions: str | None, template: str, example: str | None) -> str | None:
-    if example is None:
-        return instructions
-    form = f"Answer in this form: {template.replace('...', example, 1)}"
-    return form if instructions is None else f"{instructions} {form}"

@@ -19,7 +19,7 @@ from llm_envs.types import ToolCall, ToolResult
 if TYPE_CHECKING:
     from llm_envs.sandbox import PythonTool
 
-__all__ = ["ToolEnv"]
+__all__ = ["ToolEnv", "messages_of_results"]
 
 
 class ToolEnv(TextEnv):
@@ -117,17 +117,24 @@ class ToolEnv(TextEnv):
     def _play_calls(self, reply: ParsedReply) -> Outcome:
         calls = reply.tool_calls[: self.max_calls_per_turn]
         self.tool_results = results = self.run_calls(calls)
-        malformed = len(calls) < len(reply.tool_calls)
-        messages = []
-        for call, result in zip(calls, results, strict=True):
-            message = {"role": "tool", "name": result.name, "content": result.output}
-            if call.id is not None:
-                message["tool_call_id"] = encodable(call.id)
-            malformed = malformed or result.error == UNKNOWN_TOOL or result.error == INVALID_ARGUMENTS
-            messages.append(message)
-        if len(calls) < len(reply.tool_calls):
-            text = f"Error: {len(reply.tool_calls)} tool calls in one reply; only the first {len(calls)} were run."
-            messages.append({"role": "user", "content": text})
+        messages, malformed = messages_of_results(reply.tool_calls, results)
         components = self.score(reply, results, correct=False, malformed=malformed)
         observation = "\n".join([message["content"] for message in messages])
         return Outcome(observation, components, False, False, messages)
+
+
+def messages_of_results(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the results of a reply's first calls as messages, and whether the reply is malformed.
+
+    It is if it has more calls than results, calls an unknown tool, or one with wrong arguments.
+    """
+    messages: list[dict[str, Any]] = []
+    for call, result in zip(calls, results, strict=False):
+        messages.append({"role": "tool", "name": result.name, "content": result.output})
+        if call.id is not None:
+            messages[-1]["tool_call_id"] = encodable(call.id)
+    malformed = any(result.error in (UNKNOWN_TOOL, INVALID_ARGUMENTS) for result in results)
+    if len(results) < len(calls):
+        text = f"Error: {len(calls)} tool calls in one reply; only the first {len(results)} were run."
+        messages.append({"role": "user", "content": text})
+    return messages, malformed or len(results) < len(calls)

@@ -45,7 +45,7 @@ class StartWatch:
     """Tells whether a process, with its children, is still making progress towards being ready.
 
     Args:
-        pid: The process.
+        pid: The process. 0: one whose progress cannot be seen from here, so that only `START_WALL_S` limits it.
     """
 
     def __init__(self, pid: int) -> None:

@@ -22,21 +22,20 @@ format, encoded like an oracle's reply: mask True and NaN log-probabilities. Eve
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from llm_envs.chat.context import Codec, render_reply
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.parsers import parse_reply
+from llm_envs.problems import as_number
+from llm_envs.rollout.rows import spans_as_context
 from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.sources.prompts import read_jsonl
-from llm_envs.types import Message, Role, Row, StopReason, ToolCall, Trajectory, Turn
+from llm_envs.types import Message, Role, StopReason, ToolCall, Trajectory, Turn
 
 __all__ = [
     "LogEntry",
@@ -74,7 +73,6 @@ def from_messages(
     history: History = "append",
     group_id: str = "0",
     member: int = 0,
-    metadata: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """Return a logged conversation as a trajectory in which the assistant's turns are trained on.
 
@@ -97,13 +95,15 @@ def from_messages(
             it differently later.
         group_id: The trajectory's group.
         member: Its index there.
-        metadata: Kept in the trajectory, JSON types.
 
     Raises:
         InvalidConfigError: If a message cannot be converted, or no assistant message answers another one.
         ModelError: If the model's template refuses the conversation.
     """
-    reward = _reward(reward)
+    try:
+        reward = None if reward is None else as_number(reward)
+    except TypeError as error:
+        raise InvalidConfigError(f"the reward of a log is {reward!r:.80}; {error}, or None.") from error
     # Join before sorting: the results after joined messages may answer calls of any of them.
     entries = [read_entry(index, message) for index, message in enumerate(messages)]
     log = _in_order(_joined(entries, joins=_is_rest_of_turn))
@@ -117,15 +117,12 @@ def from_messages(
     transcript = TokenTranscript(codec, history)
     transcript.begin(converted[:start], schemas)
     turns, is_over = _replay(converted, log, start, transcript, codec)
-    scored = reward is not None
     if reward is not None:
         turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
         turns[-1] = replace(turns[-1], reward=reward, components={"reward": reward})
     replies = [entry for entry in log if entry.role == "assistant"]
     untrained = {(t.row, t.span) for t, entry in zip(turns, replies, strict=True) if not entry.trained}
-    # (-1, -1) is a turn without tokens: context, or any turn without a codec.
-    rows, turns = _without(transcript.rows(), turns, untrained - {(-1, -1)})
-    because = {} if scored else {"unscored_because": "the log has no reward"}
+    rows, turns = spans_as_context(transcript.rows(), turns, untrained)
     return Trajectory(
         env_id=env_id,
         env_kwargs={},
@@ -134,14 +131,14 @@ def from_messages(
         member=member,
         messages=converted,
         tools=schemas,
-        rows=rows,
+        rows=tuple(rows),
         turns=tuple(turns),
         terminated=is_over,
         truncated=not is_over,
         stop_reason=StopReason.TERMINATED if is_over else StopReason.ENV_TRUNCATED,
-        status="ok" if scored else "unscored",
+        status="unscored" if reward is None else "ok",
         is_success=None if reward is None else bool(reward >= 1.0 if is_success is None else is_success),
-        metadata={**because, **(metadata or {})},
+        metadata={"unscored_because": "the log has no reward"} if reward is None else {},
     )
 
 
@@ -284,18 +281,6 @@ def _call(where: str, call: Any) -> ToolCall:
         raise InvalidConfigError(f"{where}: the arguments are {arguments!r:.80}; they must be an object.")
     call_id = call.get("id")
     return ToolCall(function["name"], dict(arguments), None if call_id is None else str(call_id))
-
-
-def _reward(reward: Any) -> float | None:
-    if reward is None:
-        return None
-    try:
-        value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise InvalidConfigError(f"the reward of a log is {reward!r:.80}; it must be a number, or None.") from error
-    if not math.isfinite(value):
-        raise InvalidConfigError(f"the reward of a log is {reward!r}; it must be finite, or None.")
-    return value
 
 
 def _in_order(log: Sequence[LogEntry]) -> list[LogEntry]:
@@ -464,32 +449,6 @@ def _replay(
     if observed:
         transcript.append_final_observation(tuple(observed))
     return turns, not observed
-
-
-def _without(
-    rows: Sequence[Row], turns: Sequence[Turn], untrained: set[tuple[int, int]]
-) -> tuple[tuple[Row, ...], list[Turn]]:
-    """Turn some turns into context: their tokens stay, but no longer count as the policy's."""
-    if not untrained:
-        return tuple(rows), list(turns)
-    places: dict[tuple[int, int], tuple[int, int]] = {}
-    out = []
-    for number, row in enumerate(rows):
-        mask, logps = row.mask.copy(), row.logps.copy()
-        kept: list[tuple[int, int]] = []
-        for span, (start, stop) in enumerate(row.spans):
-            # Write what `RowBuilder.append_context` writes. Later spans of the row move up, so `moved` renumbers them.
-            if (number, span) in untrained:
-                mask[start:stop], logps[start:stop] = False, np.float32(0)
-            else:
-                places[number, span] = (number, len(kept))
-                kept.append((start, stop))
-        out.append(Row(row.ids, mask, logps, tuple(kept)))
-    moved = []
-    for turn in turns:
-        number, span = places.get((turn.row, turn.span), (-1, -1))
-        moved.append(replace(turn, row=number, span=span))
-    return tuple(out), moved
 
 
 def _schema(tool: Any) -> Mapping[str, Any]:

@@ -132,7 +132,8 @@ class Collector:
         for choice in self.source.choices:  # report a wrong id, split or difficulty once, not in every episode
             if choice.factory is None:
                 task_spec(choice.env_id)
-        self._pool = WorkerPool(workers, EnvServers.of(env_servers)) if workers or env_servers else None
+        servers = EnvServers(env_servers) if env_servers else None
+        self._pool = WorkerPool(workers, servers) if workers or servers else None
         self.workers = 0 if self._pool is None else self._pool.n_workers
         for factory in self.source.factories.values():
             if isinstance(factory, EpisodePlayer):
@@ -159,7 +160,7 @@ class Collector:
     @property
     def max_concurrency(self) -> int:
         """Concurrent episodes; with "auto", the current number."""
-        return self._most if self._auto is None else self._auto.limit
+        return self._most if self._auto is None else self._auto.state.limit
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
@@ -179,21 +180,12 @@ class Collector:
         self.stats.rejected_groups += n_candidates - n_groups
         return select(self.select_fn, groups, n_groups)
 
-    def stream(
-        self,
-        group_size: int = 1,
-        *,
-        n_groups: int | None = None,
-        max_open: int | None = None,
-        capacity_fn: Callable[[int, int, int], int] | None = None,
-    ) -> Iterator[TrajectoryGroup]:
-        """Yield groups as they are finished, in the order of submission; see `astream`.
+    def stream(self, group_size: int = 1, **settings: Any) -> Iterator[TrajectoryGroup]:
+        """Yield groups as they are finished, in the order of submission: `astream` for synchronous code.
 
         Episodes make progress only while you wait for the next group.
         """
-        yield from self._runner().each(
-            self.astream(group_size, n_groups=n_groups, max_open=max_open, capacity_fn=capacity_fn)
-        )
+        yield from self._runner().each(self.astream(group_size, **settings))
 
     async def astream(
         self,
@@ -303,11 +295,9 @@ class Collector:
             groups: Each as the specs of its members, with a unique id. The next is taken when there is room for it.
             n_episodes: Total number of episodes, for the progress display.
         """
-        self._run(partial(self.aplay_each, groups, n_episodes=n_episodes))
+        self._run(partial(self._play_each, groups, n_episodes))
 
-    async def aplay_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
-        """Play these groups without keeping them: `play_each` for asynchronous code."""
-
+    async def _play_each(self, groups: Iterable[Sequence[EpisodeSpec]], n_episodes: int) -> None:
         def supply() -> Iterator[Sequence[EpisodeSpec]]:
             for specs in groups:
                 check_group(specs)
@@ -370,7 +360,7 @@ class Collector:
             show()
             if self._auto is not None:
                 await self._auto.episode_ended(is_full=slots.locked())
-                slots.resize(self._auto.limit)
+                slots.resize(self._auto.state.limit)
             return trajectory
 
         # Shared, first come first served, by all calls that run in this event loop.

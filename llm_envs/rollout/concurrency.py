@@ -155,18 +155,13 @@ class AutoConcurrency:
         """Turns at which the measurement begins; None: nothing is under way."""
         self._begun: tuple[float, int, int] | None = None
 
-    @property
-    def limit(self) -> int:
-        """Concurrent episodes."""
-        return self.state.limit
-
     async def episode_ended(self, *, is_full: bool) -> None:
         """Take an episode's end into account.
 
         Args:
             is_full: Whether every slot is in use.
         """
-        n_turns, limit = self._stats.turns, self.limit
+        n_turns, limit = self._stats.turns, self.state.limit
         if not is_full:
             self._settled_at = self._begun = None
         elif self._settled_at is None:

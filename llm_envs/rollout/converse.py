@@ -199,7 +199,8 @@ class ConversationEnv(gym.Env[str, str]):
         self.blocking = executor is not None or user is not None or bool(self._toolbox)
         self._executor: Executor = executor or partial(run_calls, self._toolbox)
         self._parser, self._stop, self._user, self._tracker = parser, stop_condition, user, tool_tracker
-        self._loop, self._waits_for, self._is_over = loop, _nothing(), False
+        self._loop, self._is_over = loop, False
+        self._waits_for: Future[Any] | None = None
         self._messages: list[Message] | None = None
         self._n_turns = 0
         self._closed: Future[None] = Future()
@@ -233,7 +234,8 @@ class ConversationEnv(gym.Env[str, str]):
     def cancel(self) -> None:
         """Cancel the pending asynchronous call. Thread-safe."""
         self._is_over = True
-        self._waits_for.cancel()
+        if self._waits_for is not None:
+            self._waits_for.cancel()
 
     def close(self) -> None:
         """Close the toolsets, and release them for the next conversation."""
@@ -281,12 +283,6 @@ class ConversationEnv(gym.Env[str, str]):
             return self._waits_for.result()
         except FutureCancelledError as error:  # unconverted, it would look like a cancellation of the episode
             raise RuntimeError("the call that the conversation waited for was cancelled.") from error
-
-
-def _nothing() -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(None)
-    return future
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

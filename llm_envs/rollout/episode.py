@@ -43,6 +43,7 @@ from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.rollout.turn import SampledTurn, TimeIsUp, TurnSampler
 from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.rollout.workers.runner import Env, EnvRunner, Runner, env_attribute
+from llm_envs.rollout.workers.wire import error_text
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.tracking.stats import CollectorStats
@@ -167,21 +168,14 @@ def errored_trajectory(spec: EpisodeSpec, error: BaseException, where: str) -> T
 
 def _as_data(error: BaseException, where: str) -> RolloutError:
     kind = type(error).__name__
-    return RolloutError(kind, _text(error) or kind, where)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:  # an exception's own `__str__` can raise
-        return f"(its message cannot be shown: __str__ raised {type(second).__name__})"
+    return RolloutError(kind, error_text(error) or kind, where)
 
 
 class _Failure(Exception):
     """An exception of the environment or the policy, on its way to becoming data."""
 
     def __init__(self, error: BaseException, where: str) -> None:
-        super().__init__(_text(error))
+        super().__init__(error_text(error))
         self.error, self.where = error, where
 
 

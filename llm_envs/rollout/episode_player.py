@@ -7,13 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
-from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.pause_gate import PauseGate
-from llm_envs.rollout.token_transcript import History
 from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.sources.source import EnvFactory, EpisodeSpec
-from llm_envs.tracking.stats import CollectorStats
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import Trajectory
 
 __all__ = ["EpisodePlayer", "own_player"]
 
@@ -31,23 +27,10 @@ class EpisodePlayer(Protocol):
         """Raise an `InvalidConfigError` if these cannot play it. `workers` is None without worker processes."""
         ...
 
-    async def play_episode(
-        self,
-        spec: EpisodeSpec,
-        policy: Policy,
-        *,
-        codec: Codec | None = None,
-        sampling: SamplingParams | None = None,
-        limits: RolloutLimits | None = None,
-        history: History = "append",
-        run_seed: int = 0,
-        gate: PauseGate | None = None,
-        workers: WorkerPool | None = None,
-        stats: CollectorStats | None = None,
-    ) -> Trajectory:
+    async def play_episode(self, spec: EpisodeSpec, policy: Policy, **settings: Any) -> Trajectory:
         """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised.
 
-        Also called with `context_fn` if `check_play` accepted one.
+        The settings are those of `rollout.play_episode`, with `context_fn` only if `check_play` accepted one.
         """
         ...
 

@@ -37,7 +37,6 @@ __all__ = [
     "diversity",
     "mean_reward",
     "reward_spread",
-    "scored",
     "select",
 ]
 
@@ -50,11 +49,6 @@ SelectFn = Callable[[Sequence[TrajectoryGroup], int], Sequence[TrajectoryGroup]]
 
 TrajectoryFilter = Callable[[Trajectory], bool]
 """Whether to train on an episode."""
-
-
-def scored(group: TrajectoryGroup) -> list[Trajectory]:
-    """Return the members that have a reward. Errored and unscored members do not count as reward 0."""
-    return [trajectory for trajectory in group.trajectories if trajectory.status == "ok"]
 
 
 def create_spread_filter(min_spread: float = 1e-6) -> GroupFilter:
@@ -75,11 +69,7 @@ def create_spread_filter(min_spread: float = 1e-6) -> GroupFilter:
 
 def create_min_reward_filter(min_reward: float, *, n_members: int = 1) -> GroupFilter:
     """Keep groups in which at least `n_members` have at least this reward."""
-
-    def reaches(group: TrajectoryGroup) -> bool:
-        return sum(trajectory.reward >= min_reward for trajectory in scored(group)) >= n_members
-
-    return reaches
+    return lambda group: sum(trajectory.reward >= min_reward for trajectory in group.scored) >= n_members
 
 
 def create_min_scored_filter(n_members: int) -> GroupFilter:
@@ -90,7 +80,7 @@ def create_min_scored_filter(n_members: int) -> GroupFilter:
     """
     if n_members < 1:
         raise InvalidConfigError(f"n_members is {n_members!r}; it must be at least 1.")
-    return lambda group: len(scored(group)) >= n_members
+    return lambda group: len(group.scored) >= n_members
 
 
 def create_length_filter(
@@ -105,7 +95,7 @@ def create_length_filter(
     """
 
     def is_reasonable(group: TrajectoryGroup) -> bool:
-        members = scored(group)
+        members = group.scored
         if not members:
             return False
         mean = sum(trajectory.n_sampled_tokens for trajectory in members) / len(members)
@@ -117,7 +107,7 @@ def create_length_filter(
 
 def create_diversity_filter(min_diversity: float) -> GroupFilter:
     """Keep groups whose members differ in what they wrote, by `diversity`."""
-    return lambda group: diversity(scored(group)) >= min_diversity
+    return lambda group: diversity(group.scored) >= min_diversity
 
 
 def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
@@ -133,9 +123,7 @@ def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
     """
 
     def has_no_void_turn(trajectory: Trajectory) -> bool:
-        replies = [message for message in trajectory.messages if message.role == "assistant"]
-        own = replies[len(replies) - len(trajectory.turns) :]  # earlier replies may be examples from the prompt
-        pairs = zip(own, trajectory.turns, strict=False)
+        pairs = zip(trajectory.replies, trajectory.turns, strict=False)
         return not any(_is_void(reply, turn, parser) for reply, turn in pairs if not turn.is_summary)
 
     return has_no_void_turn
@@ -152,10 +140,7 @@ def diversity(trajectories: Sequence[Trajectory]) -> float:
     The mean, over pairs of trajectories, of 1 − |A ∩ B| / |A ∪ B| over the sets of words that each wrote (Jaccard's
     distance). 0 for fewer than two.
     """
-    words = []
-    for trajectory in trajectories:
-        replies = [message.content for message in trajectory.messages if message.role == "assistant"]
-        words.append({word for reply in replies[trajectory.n_example_replies :] for word in reply.split()})
+    words = [{word for reply in trajectory.replies for word in reply.content.split()} for trajectory in trajectories]
     distances = [1.0 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(words, 2)]
     return sum(distances) / len(distances) if distances else 0.0
 
@@ -167,13 +152,13 @@ def all_of(*filters: GroupFilter) -> GroupFilter:
 
 def mean_reward(group: TrajectoryGroup) -> float:
     """Return the mean reward of the scored members; -inf without any."""
-    rewards = [trajectory.reward for trajectory in scored(group)]
+    rewards = [trajectory.reward for trajectory in group.scored]
     return sum(rewards) / len(rewards) if rewards else -math.inf
 
 
 def reward_spread(group: TrajectoryGroup) -> float:
     """Return the difference between the highest and the lowest reward of the scored members; -inf without any."""
-    rewards = [trajectory.reward for trajectory in scored(group)]
+    rewards = [trajectory.reward for trajectory in group.scored]
     return max(rewards) - min(rewards) if rewards else -math.inf
 
 
@@ -183,12 +168,8 @@ def create_selection(score: Callable[[TrajectoryGroup], float]) -> SelectFn:
     Args:
         score: `mean_reward`, `reward_spread`, or yours.
     """
-
-    def best(groups: Sequence[TrajectoryGroup], n_wanted: int) -> list[TrajectoryGroup]:
-        # `reverse` keeps the sort stable: among equal scores, the group submitted first wins.
-        return sorted(groups, key=score, reverse=True)[:n_wanted]
-
-    return best
+    # `reverse` keeps the sort stable: among equal scores, the group submitted first wins.
+    return lambda groups, n_wanted: sorted(groups, key=score, reverse=True)[:n_wanted]
 
 
 def select(select_fn: SelectFn, groups: Sequence[TrajectoryGroup], n_wanted: int) -> list[TrajectoryGroup]:

@@ -7,6 +7,7 @@ the same actions is in the same state. Each observation, reward and reward compo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,18 +73,15 @@ def state_keys(trajectory: Trajectory, env: EnvFactory | None = None) -> tuple[s
         InvalidConfigError: If the environment has no `state_key`.
         ReplayError: If the environment answers otherwise than it did.
     """
-    made = EnvMaker(trajectory.env_id, trajectory.env_kwargs, env)()
-    state_key = env_attribute(made, "state_key", None)
-    if state_key is None:
-        made.close()
-        raise InvalidConfigError(
-            f"{trajectory.env_id} has no state_key(): inherit from TextEnv, or give a state_fn (trajectory -> keys)."
-        )
     keys: list[str] = []
-    try:
+    with closing(EnvMaker(trajectory.env_id, trajectory.env_kwargs, env)()) as made:
+        state_key = env_attribute(made, "state_key", None)
+        if state_key is None:
+            raise InvalidConfigError(
+                f"{trajectory.env_id} has no state_key(): inherit from TextEnv, or give a "
+                "state_fn (trajectory -> keys)."
+            )
         _replayed(made, trajectory, len(trajectory.turns), before_turn=lambda: keys.append(state_key()))
-    finally:
-        made.close()
     return tuple(keys)
 
 

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from llm_envs.chat.context import render_reply
 from llm_envs.errors import InvalidConfigError, ReplayError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, Policy, TokenPolicy
-from llm_envs.types import Message, Row, Sampled, SamplingParams, Trajectory
+from llm_envs.rollout.rows import spans_as_context
+from llm_envs.types import Message, Sampled, SamplingParams, Trajectory
 
-__all__ = ["check_fork", "episode_name", "fork_policy", "from_turn", "replies_of"]
+__all__ = ["check_fork", "episode_name", "fork_policy", "from_turn"]
 
 
 def check_fork(trajectory: Trajectory, turn: int, kind: Literal["token", "chat", "env"]) -> None:
@@ -77,7 +78,9 @@ class _TokenFork(ForkPolicy):
         row = self._trajectory.rows[turn.row]
         start, stop = row.spans[turn.span]
         if not np.array_equal(prompt_ids, row.ids[:start]):
-            at = _first_difference(prompt_ids, row.ids[:start])
+            length = min(len(prompt_ids), start)
+            differs = np.flatnonzero(prompt_ids[:length] != row.ids[:length])
+            at = int(differs[0]) if len(differs) else length
             raise ReplayError(
                 f"branch: episode {episode_name(self._trajectory)}, turn {stored}: the prompt has {len(prompt_ids)} "
                 f"tokens, the stored {start}; they differ from token {at} on. Take the codec, the context function "
@@ -100,22 +103,16 @@ class _ChatFork(ForkPolicy):
         stored = self._stored()
         if stored is None:
             return await cast("ChatPolicy", self._policy).reply(messages, tools, params)
-        return replies_of(self._trajectory)[stored]
+        return self._trajectory.replies[stored]
 
 
 class _EnvFork(ForkPolicy):
     async def act(self, env: gym.Env[str, str], observation: str) -> str:
         stored = self._stored()
         if stored is not None:
-            return render_reply(replies_of(self._trajectory)[stored])
+            return render_reply(self._trajectory.replies[stored])
         action = cast("EnvPolicy", self._policy).act(env, observation)
         return action if isinstance(action, str) else await action
-
-
-def replies_of(trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the message of each turn."""
-    said = [message for message in trajectory.messages if message.role == "assistant"]
-    return tuple(said[trajectory.n_example_replies :])
 
 
 def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
@@ -125,18 +122,11 @@ def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
     the policy wrote before the turn (`sampled_tokens`), and the episode's length from its first prompt on
     (`completion_tokens`).
     """
-    first: dict[int, int] = {}  # row -> its first new span
-    for played in member.turns[turn:]:
-        first.setdefault(played.row, played.span)
-    first.pop(-1, None)
-    kept = sorted(first)
-    turns = []
-    for index, played in enumerate(member.turns):
-        if index < turn or played.row < 0:
-            turns.append(replace(played, row=-1, span=-1))
-        else:
-            turns.append(replace(played, row=kept.index(played.row), span=played.span - first[played.row]))
-    rows = tuple(_with_context(member.rows[index], first[index]) for index in kept)
+    earlier = {(played.row, played.span) for played in member.turns[:turn]}
+    rows, turns = spans_as_context(member.rows, member.turns, earlier)
+    kept = [index for index, row in enumerate(rows) if row.spans]
+    turns = [replace(played, row=kept.index(played.row)) if played.row >= 0 else played for played in turns]
+    rows = [rows[index] for index in kept]
     fork = {
         "group_id": origin.group_id,
         "member": origin.member,
@@ -144,21 +134,7 @@ def from_turn(member: Trajectory, origin: Trajectory, turn: int) -> Trajectory:
         "sampled_tokens": member.n_sampled_tokens - sum(int(row.mask.sum()) for row in rows),
         "completion_tokens": member.n_completion_tokens,
     }
-    return replace(member, rows=rows, turns=tuple(turns), metadata={**member.metadata, "fork": fork})
-
-
-def _with_context(row: Row, n_spans: int) -> Row:
-    """Return a row whose first spans are context."""
-    start = row.spans[n_spans][0]
-    is_new = np.arange(len(row)) >= start
-    logps = np.where(is_new, row.logps, np.float32(0))
-    return Row(row.ids, row.mask & is_new, logps, row.spans[n_spans:])
-
-
-def _first_difference(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    length = min(len(one), len(other))
-    differs = np.flatnonzero(one[:length] != other[:length])
-    return int(differs[0]) if len(differs) else length
+    return replace(member, rows=tuple(rows), turns=tuple(turns), metadata={**member.metadata, "fork": fork})
 
 
 def episode_name(trajectory: Trajectory) -> str:

@@ -11,7 +11,7 @@ from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["assemble_group", "check_group", "play_group", "play_member"]
+__all__ = ["check_group", "play_group", "play_member"]
 
 Play = Callable[[EpisodeSpec], Awaitable[Trajectory]]
 """Plays one episode; raises only `CancelledError`, and an error that ends the run."""
@@ -53,14 +53,7 @@ async def play_group(specs: Sequence[EpisodeSpec], play: Play, *, max_retries: i
     """Play the members of one group side by side and return them in member order."""
     check_group(specs)
     trajectories = await asyncio.gather(*(play_member(spec, play, max_retries=max_retries) for spec in specs))
-    return assemble_group(trajectories)
-
-
-def assemble_group(trajectories: Sequence[Trajectory]) -> TrajectoryGroup:
-    """Return the group of these trajectories, in member order."""
-    ordered = sorted(trajectories, key=lambda trajectory: trajectory.member)
-    first = ordered[0]
-    return TrajectoryGroup(first.group_id, first.env_id, first.seed, tuple(ordered))
+    return TrajectoryGroup.of(trajectories)
 
 
 async def _played(spec: EpisodeSpec, play: Play) -> Trajectory:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.rollout.group import assemble_group
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -100,7 +99,7 @@ class GroupTracker:
         if len(state.done) < state.n_members:
             return None
         del self._open[ticket.index]
-        return assemble_group(state.done)
+        return TrajectoryGroup.of(state.done)
 
     def abandon(self, ticket: Ticket) -> None:
         """Start no further member of a group: it finishes with the members that have begun."""

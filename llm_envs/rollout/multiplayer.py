@@ -123,16 +123,13 @@ class MultiplayerEnv:
         if game is None or not game.has(spec.seat, loop):
             task = loop.create_task(self._play(spec, name, [(policy, codec)] * self.n_seats, settings))
             game = self._games[key] = _Game(task)
-            self._forget_oldest()
+            done = [key for key, game in self._games.items() if game.task.done()]
+            for old in done[: max(len(self._games) - _MAX_KEPT, 0)]:
+                del self._games[old]
         game.taken.add(spec.seat)
         if len(game.taken) == self.n_seats:
             self._games.pop(key, None)
         return await game.played()
-
-    def _forget_oldest(self) -> None:
-        done = [key for key, game in self._games.items() if game.task.done()]
-        for key in done[: max(len(self._games) - _MAX_KEPT, 0)]:
-            del self._games[key]
 
     async def _play(
         self,

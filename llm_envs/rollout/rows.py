@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.types import IdArray, KeptTokens, Row
+from llm_envs.types import IdArray, KeptTokens, Row, Turn
 
-__all__ = ["RowBuilder"]
+__all__ = ["RowBuilder", "spans_as_context"]
 
 LogpArray = npt.NDArray[np.float32]
 
@@ -65,9 +69,7 @@ class RowBuilder:
         """
         if len(ids) != len(logps):
             raise ValueError(f"RowBuilder: {len(ids)} token ids but {len(logps)} log-probabilities.")
-        span = self._append_span(ids, logps)
-        self._kept[span] = kept
-        return span
+        return self._append_span(ids, logps, kept)
 
     def append_unsampled(self, ids: IdArray) -> int:
         """Append a reply that was not sampled (an oracle's): mask True, log-probabilities NaN."""
@@ -99,26 +101,46 @@ class RowBuilder:
         arrays = (self._ids[:stop].copy(), self._mask[:stop].copy(), self._logps[:stop].copy())
         return Row(*arrays, tuple(self._spans), KeptTokens.join(parts) if is_whole else None)
 
-    def _append_span(self, ids: IdArray, logps: LogpArray | float) -> int:
+    def _append_span(self, ids: IdArray, logps: LogpArray | float, kept: KeptTokens | None = None) -> int:
         start = self._length
         self._append(ids, mask=True, logps=logps)
         self._spans.append((start, self._length))
-        self._kept.append(None)
+        self._kept.append(kept)
         return len(self._spans) - 1
 
     def _append(self, ids: IdArray, *, mask: bool, logps: LogpArray | float) -> None:
         stop = self._length + len(ids)
         if stop > len(self._ids):
-            self._grow(stop)
+            capacity = max(stop, 2 * len(self._ids))
+            for name in ("_ids", "_mask", "_logps"):
+                setattr(self, name, np.resize(getattr(self, name), capacity))
         self._ids[self._length : stop] = ids
         self._mask[self._length : stop] = mask
         self._logps[self._length : stop] = logps
         self._length = stop
 
-    def _grow(self, needed: int) -> None:
-        capacity = max(needed, 2 * len(self._ids))
-        for name in ("_ids", "_mask", "_logps"):
-            old = getattr(self, name)
-            new = np.empty(capacity, dtype=old.dtype)
-            new[: self._length] = old[: self._length]
-            setattr(self, name, new)
+
+def spans_as_context(
+    rows: Sequence[Row], turns: Sequence[Turn], spans: AbstractSet[tuple[int, int]]
+) -> tuple[list[Row], list[Turn]]:
+    """Turn some turns into context: their tokens stay, but no longer count as the policy's.
+
+    Args:
+        rows: The rows of an episode. The masks of sampling filters are dropped.
+        turns: Its turns.
+        spans: (row, span) of each turn that becomes context. Later spans of the row move up.
+    """
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    out = []
+    for number, row in enumerate(rows):
+        mask, logps = row.mask.copy(), row.logps.copy()
+        kept: list[tuple[int, int]] = []
+        for span, (start, stop) in enumerate(row.spans):
+            if (number, span) in spans:
+                mask[start:stop], logps[start:stop] = False, np.float32(0)
+            else:
+                places[number, span] = (number, len(kept))
+                kept.append((start, stop))
+        out.append(Row(row.ids, mask, logps, tuple(kept)))
+    moved = [places.get((turn.row, turn.span), (-1, -1)) for turn in turns]
+    return out, [replace(turn, row=row, span=span) for turn, (row, span) in zip(turns, moved, strict=True)]

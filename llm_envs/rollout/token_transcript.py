@@ -46,7 +46,8 @@ class TokenTranscript:
         """The row that the model sees now."""
         self._earlier: list[RowBuilder] = []
         self._forked_from: RowBuilder | None = None  # the old row, until the new one has a reply
-        self._view: tuple[Message, ...] = ()
+        self.view: tuple[Message, ...] = ()
+        """The messages that the model sees now. Empty without a codec."""
         self._reply: tuple[Message, ...] = ()
         self._reply_ids = _NOTHING
         self._tools: Sequence[Mapping[str, Any]] = ()
@@ -54,11 +55,6 @@ class TokenTranscript:
         # Length of the row, view and start before the last observation; None if a reply followed it.
         self._before: tuple[int, tuple[Message, ...], Any] | None = None
         self._is_compacted = False  # whether the row was begun after a summary and has no reply yet
-
-    @property
-    def view(self) -> tuple[Message, ...]:
-        """The messages that the model sees now. Empty without a codec."""
-        return self._view
 
     @property
     def row_index(self) -> int:
@@ -77,9 +73,9 @@ class TokenTranscript:
 
     def begin(self, view: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Write the first prompt."""
-        self._view, self._tools = tuple(view), tools
+        self.view, self._tools = tuple(view), tools
         if self.codec is not None:
-            self._start = self.codec.start_of(self._view, tools)
+            self._start = self.codec.start_of(self.view, tools)
             self.row.append_context(self.codec.encode_prompt(view, tools))
 
     def append_reply(
@@ -132,19 +128,19 @@ class TokenTranscript:
             messages: The messages since the last turn.
             view: The messages that the model sees from now on; None if its history is unchanged.
         """
-        self._before = (len(self.row), self._view, self._start)
+        self._before = (len(self.row), self.view, self._start)
         if self.codec is None:
             return
-        as_it_was = (*self._view, *self._reply, *messages)
-        self._view = as_it_was if view is None else tuple(view)
-        if view is not None and self._view != as_it_was:
-            self._fork(self.codec.encode_prompt(self._view, self._tools))
+        as_it_was = (*self.view, *self._reply, *messages)
+        self.view = as_it_was if view is None else tuple(view)
+        if view is not None and self.view != as_it_was:
+            self._fork(self.codec.encode_prompt(self.view, self._tools))
             return
         # Only the new messages are encoded, after the ids that were sampled: encoding the replies again could give
         # other ids than the model wrote.
         delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids, start=self._start)
         if self.history == "template":
-            prompt = self.codec.encode_anew(self._view, self._tools, np.concatenate([self.row.ids, delta]))
+            prompt = self.codec.encode_anew(self.view, self._tools, np.concatenate([self.row.ids, delta]))
             if prompt is not None:
                 self._fork(prompt)
                 return
@@ -162,8 +158,8 @@ class TokenTranscript:
             view: The messages that the model sees from now on, the last observation among them.
         """
         if self.codec is not None:
-            self._view, self._is_compacted = tuple(view), True
-            self._fork(self.codec.encode_prompt(self._view, self._tools))
+            self.view, self._is_compacted = tuple(view), True
+            self._fork(self.codec.encode_prompt(self.view, self._tools))
 
     def append_final_observation(self, messages: tuple[Message, ...]) -> None:
         """Append the last observation, which gets no reply. If it was appended before, replace that version."""
@@ -184,7 +180,7 @@ class TokenTranscript:
         """Undo the last `append_observation`, unless a reply followed it."""
         if self._before is None:
             return
-        length, self._view, self._start = self._before
+        length, self.view, self._start = self._before
         self._before = None
         if self._forked_from is None:
             self.row.truncate(length)
@@ -202,7 +198,7 @@ class TokenTranscript:
         return tuple(row.build() for row in (*self._earlier, last) if len(row))
 
     def _fork(self, prompt: npt.NDArray[np.int32]) -> None:
-        self._start = self.codec.start_of(self._view, self._tools) if self.codec is not None else None
+        self._start = self.codec.start_of(self.view, self._tools) if self.codec is not None else None
         if self._forked_from is None and self.row.n_spans:
             self._forked_from = self.row
         self.row = RowBuilder(capacity=2 * len(prompt))

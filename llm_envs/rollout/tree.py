@@ -15,8 +15,6 @@ import numpy as np
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout.fork import branch_specs, state_keys
-from llm_envs.rollout.fork_policy import replies_of
-from llm_envs.rollout.group import assemble_group
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -67,7 +65,7 @@ def add_branches(
     specs = [_missing(group, group_size, choose) for group in groups]
     played = play([members for members in specs if members])
     branches = {group.group_id: group.trajectories for group in played}
-    return [assemble_group([*group, *branches.get(group.group_id, ())]) for group in groups]
+    return [TrajectoryGroup.of([*group, *branches.get(group.group_id, ())]) for group in groups]
 
 
 def _missing(group: TrajectoryGroup, group_size: int, turns_fn: TurnsFn) -> list[EpisodeSpec]:
@@ -128,7 +126,7 @@ def disagreement(roots: Sequence[Trajectory], n: int) -> list[tuple[int, int]]:
     keys = [state_keys(root) for root in roots]
     replies: dict[str, set[str]] = {}
     for root, states in zip(roots, keys, strict=True):
-        for state, reply in zip(states, replies_of(root), strict=False):
+        for state, reply in zip(states, root.replies, strict=False):
             replies.setdefault(state, set()).add(reply.content)
     middle = [[abs(2 * k + 1 - len(states)) / (len(states) + 1) for k in range(len(states))] for states in keys]
     scores = [

@@ -98,7 +98,8 @@ class TurnSampler:
             left = params if not n_tokens else replace(params, max_new_tokens=params.max_new_tokens - n_tokens)
             # The prompt is the row's ids and the ids of this turn so far. Decoding and encoding the turn again could
             # give other ids than were sampled.
-            piece = await self._piece(_joined(prompt_ids, pieces), left, turn, n_tokens)
+            ids = np.concatenate([prompt_ids, *(piece.token_ids for piece in pieces)]) if n_tokens else prompt_ids
+            piece = await self._piece(ids, left, turn, n_tokens)
             if piece.finish_reason is FinishReason.ABORT:
                 # An abort is only expected while the gate closes. A piece with tokens is continued in any case, but an
                 # abort without tokens and without a closed gate would repeat for ever.
@@ -253,12 +254,6 @@ def join_pieces(
                 kept = None if kept is None else kept.first(n_tokens)
                 return Sampled(ids[:n_tokens], logps[:n_tokens], reason, last.weight_version, kept)
     return Sampled(ids, logps, reason, last.weight_version, kept)
-
-
-def _joined(prompt_ids: npt.NDArray[np.int32], pieces: Sequence[Sampled]) -> npt.NDArray[np.int32]:
-    if not any(len(piece.token_ids) for piece in pieces):
-        return prompt_ids
-    return np.concatenate([prompt_ids, *(piece.token_ids for piece in pieces)])
 
 
 def _version_spans(pieces: Sequence[Sampled], n_tokens: int) -> tuple[VersionSpan, ...]:

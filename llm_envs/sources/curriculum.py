@@ -131,12 +131,8 @@ class Curriculum:
         shares = level_shares(list(self.success.values()), self.n_open, floor=self.floor, weight_fn=self.weight_fn)
         return dict(zip(self.levels, shares, strict=True))
 
-    def choose(self, index: int) -> str:
-        """Return the level of episode (or group) `index`."""
-        return self.chooser()(index)
-
     def chooser(self) -> Callable[[int], str]:
-        """Return a function that chooses by the current shares; later updates do not affect it."""
+        """Return a function, index of an episode (or group) -> level. Later updates do not affect it."""
         names, cumulative = list(self.levels), list(accumulate(self.shares.values()))
         return lambda index: names[choose(derive_fraction(self.seed, "level", index), cumulative)]
 

@@ -7,7 +7,6 @@ Collector(PromptSource(task), policy, codec=codec).collect(64, group_size=8)
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 from llm_envs.env import SPLITS, Difficulty, Outcome, SingleTurnEnv, split_of
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, Parser, format_answer, parse_reply
+from llm_envs.problems import as_number
 from llm_envs.rewards import weighted_sum
 from llm_envs.sources.prompts import PROMPT, Prompts, PromptsLike, load_prompts
 from llm_envs.sources.source import EnvChoice, SeedSource
@@ -178,7 +178,14 @@ class PromptEnv(SingleTurnEnv):
                 f"{self.task.env_id}: reward_fn returned {sorted(components)}; PromptTask.reward_weights declares "
                 f"{sorted(self.reward_weights)}."
             )
-        checked = {name: _number(self.task.env_id, name, value) for name, value in components.items()}
+        checked = {}
+        for name, value in components.items():
+            try:
+                checked[name] = as_number(value)
+            except TypeError as error:
+                raise EnvContractError(
+                    f"{self.task.env_id}: reward_fn gave {name} as {value!r:.80}; {error}."
+                ) from error
         reward = weighted_sum(checked, self.reward_weights)
         success_at = self.task.success_at
         if success_at is None:
@@ -197,16 +204,6 @@ class PromptEnv(SingleTurnEnv):
         row = Prompts([options["problem"]], name=f"{self.task.env_id}, the given problem")[0]
         copied: dict[str, Any] = json.loads(json.dumps(row))
         return copied
-
-
-def _number(env_id: str, name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise EnvContractError(f"{env_id}: reward_fn gave {name} as {value!r:.80}; it must be a number.") from error
-    if not math.isfinite(number):
-        raise EnvContractError(f"{env_id}: reward_fn gave {name} as {number}; it must be finite.")
-    return number
 
 
 class PromptSource(SeedSource):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from llm_envs.errors import InvalidConfigError, extra_needed
+from llm_envs.problems import part_not_json
 from llm_envs.sources.mixture import Schedule
 
 __all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl", "read_rows"]
@@ -109,9 +110,9 @@ class Prompts(Sequence[dict[str, Any]]):
         try:
             return _dump(taken)
         except (TypeError, ValueError, RecursionError) as error:
-            bad = [key for key, value in taken.items() if not _is_json(value)]
             raise InvalidConfigError(
-                f"{place}: {bad} must be JSON types ({error}): convert them, or leave them out with fields=... ."
+                f"{place}: {part_not_json(taken)}; a row has JSON types ({error}): convert it, or leave it out with "
+                "fields=... ."
             ) from error
 
 
@@ -227,14 +228,6 @@ class PromptBuffer:
             if state[name] != own[name]:
                 raise InvalidConfigError(f"the saved buffer has {name} {state[name]!r}, this one has {own[name]!r}.")
         self.position = state["position"]
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        _dump(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 def _complaint(prompt: Any) -> str | None:

@@ -301,9 +301,6 @@ def _choice(item: Any) -> EnvChoice:
         return EnvChoice(item[0], item[1])
     if callable(item):
         name = getattr(item, "env_id", None)  # a factory such as `PromptTask` may have one
-        return EnvChoice(name if isinstance(name, str) else _name_of(item), factory=item)
+        own = str(getattr(item, "__qualname__", type(item).__name__))
+        return EnvChoice(name if isinstance(name, str) else own, factory=item)
     raise InvalidConfigError(f"{item!r} is not an environment: give an id, (id, weight), an EnvChoice or a factory.")
-
-
-def _name_of(factory: Any) -> str:
-    return str(getattr(factory, "__qualname__", type(factory).__name__))

@@ -72,7 +72,8 @@ def live_progress(
         with _bar(out, line, lambda: done + now().accepted, total, 0.2 if every_s is None else every_s):
             yield
     else:
-        with _lines(out, line, LINE_EVERY_S if every_s is None else every_s):
+        seconds = LINE_EVERY_S if every_s is None else every_s
+        with repeating(lambda: print(line(), file=out, flush=True), seconds, name="llm-envs-progress"):
             yield
 
 
@@ -146,18 +147,6 @@ _SUMS = (
     *("turns", "sampled_tokens", "written_tokens", "tokens", "forks", "rejected_groups", "dropped"),
 )
 """The fields that `since` subtracts."""
-
-
-@contextmanager
-def _lines(out: TextIO, line: Callable[[], str], every_s: float) -> Iterator[None]:
-    """Write a line periodically while the block lasts; nothing if it ends at once."""
-
-    def show() -> None:
-        out.write(line() + "\n")
-        out.flush()
-
-    with repeating(show, every_s, name="llm-envs-progress"):
-        yield
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -211,6 +211,12 @@ class Trajectory:
         return max(sum(said) - len(self.turns) - n_failed, 0)
 
     @property
+    def replies(self) -> tuple[Message, ...]:
+        """The agent's message of each turn; after them, perhaps one whose step failed."""
+        said = [message for message in self.messages if message.role == "assistant"]
+        return tuple(said[self.n_example_replies :])
+
+    @property
     def n_forks(self) -> int:
         """How often a new row began because the model had to see a changed history."""
         return max(len(self.rows) - 1, 0)
@@ -292,6 +298,12 @@ class TrajectoryGroup:
     seed: int
     trajectories: tuple[Trajectory, ...]
 
+    @classmethod
+    def of(cls, members: Iterable[Trajectory]) -> TrajectoryGroup:
+        """Return the group of these trajectories of one seed, at least one, in the order of their members."""
+        ordered = sorted(members, key=lambda trajectory: trajectory.member)
+        return cls(ordered[0].group_id, ordered[0].env_id, ordered[0].seed, tuple(ordered))
+
     def __len__(self) -> int:
         return len(self.trajectories)
 
@@ -308,25 +320,20 @@ class TrajectoryGroup:
         return replace(self, trajectories=tuple(t for t in self.trajectories if keep(t)))
 
 
-def _floats(values: npt.NDArray[np.float32]) -> list[float | None]:
-    return [None if value != value else value for value in values.tolist()]
-
-
 def _row_to_dict(row: Row) -> dict[str, Any]:
     return {
         "ids": row.ids.tolist(),
         "mask": row.mask.astype(np.int8).tolist(),
-        "logps": _floats(row.logps),
+        "logps": [None if value != value else value for value in row.logps.tolist()],
         "spans": [list(span) for span in row.spans],
     }
 
 
 def _row_from_dict(data: Mapping[str, Any]) -> Row:
-    logps = np.array([np.nan if value is None else value for value in data["logps"]], dtype=np.float32)
     return Row(
         ids=np.array(data["ids"], dtype=np.int32),
         mask=np.array(data["mask"], dtype=np.bool_),
-        logps=logps,
+        logps=np.array(data["logps"], dtype=np.float32),  # None becomes NaN
         spans=tuple((start, stop) for start, stop in data["spans"]),
     )
 

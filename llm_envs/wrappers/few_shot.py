@@ -13,7 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.env import TextEnv, canonical_json
 from llm_envs.errors import InvalidConfigError
-from llm_envs.wrappers.text import Info, TextWrapper, changed_observation, check_at_least
+from llm_envs.problems import check_at_least
+from llm_envs.wrappers.text import Info, TextWrapper, changed_observation
 
 __all__ = ["FewShot"]
 
@@ -54,7 +55,7 @@ class FewShot(TextWrapper):
     """
 
     def __init__(self, env: gym.Env[str, str], k: int, form: str = "turns", seed: int = 0) -> None:
-        check_at_least(type(self), "k", k, 1)
+        check_at_least(type(self).__name__, "k", k, 1)
         if form not in _FORMS:
             raise InvalidConfigError(f'FewShot: form is {form!r}; it must be "turns" or "prompt".')
         task = type(env.unwrapped).__name__

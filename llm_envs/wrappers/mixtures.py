@@ -25,6 +25,10 @@ __all__ = ["CurriculumEnv", "MixtureEnv"]
 _SEEDS = 2**31
 
 
+def _of_current(name: str) -> property:
+    return property(lambda self: self.current.get_wrapper_attr(name))
+
+
 class _ComposedEnv(gym.Env[str, str]):
     """Plays one of several environments in each episode, and forwards its attributes."""
 
@@ -49,29 +53,11 @@ class _ComposedEnv(gym.Env[str, str]):
             raise ResetNeededError(f"{type(self).__name__}: no episode has begun yet: call reset() first.")
         return self.parts[self._current]
 
-    def _look(self, name: str) -> Any:
-        return self.current.get_wrapper_attr(name)
-
-    @property
-    def system_prompt(self) -> str | None:
-        prompt: str | None = self._look("system_prompt")
-        return prompt
-
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        return list(self._look("tools"))
-
-    @property
-    def tool_results(self) -> Any:
-        return self._look("tool_results")
-
-    @property
-    def problem(self) -> dict[str, Any]:
-        return dict(self._look("problem"))
-
-    @property
-    def max_turns(self) -> int:
-        return int(self._look("max_turns"))
+    system_prompt = _of_current("system_prompt")
+    tools = _of_current("tools")
+    tool_results = _of_current("tool_results")
+    problem = _of_current("problem")
+    max_turns = _of_current("max_turns")
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
@@ -161,12 +147,9 @@ class CurriculumEnv(_ComposedEnv):
     Args:
         env_id: The task's id.
         levels: Some of its levels, the easiest first; None: all, in the order of their declaration.
-        band: (low, high) success. A level is mastered above `high`; between the two numbers it is played most.
-        window: Number of episodes over which a level's success is measured.
-        min_episodes: With fewer episodes, a level's success is unknown.
-        floor: Minimum share of each open level.
         split: "train" or "test".
         render_mode: None or "ansi".
+        **curriculum: Arguments of `Curriculum`: `band`, `window`, `min_episodes`, `floor`.
 
     Raises:
         InvalidConfigError: If a setting is wrong.
@@ -177,12 +160,9 @@ class CurriculumEnv(_ComposedEnv):
         self,
         env_id: str,
         levels: list[str] | None = None,
-        band: tuple[float, float] = (0.2, 0.8),
-        window: int = 64,
-        min_episodes: int = 16,
-        floor: float = 0.05,
         split: str = "train",
         render_mode: str | None = None,
+        **curriculum: Any,
     ) -> None:
         task_spec(env_id)
         task = gym.make(env_id).unwrapped
@@ -190,10 +170,7 @@ class CurriculumEnv(_ComposedEnv):
             if not isinstance(task, TextEnv):
                 raise InvalidConfigError(f"CurriculumEnv: {env_id} declares no levels: pass them as levels=.")
             levels = list(task.difficulties)
-        low, high = band
-        self.curriculum = Curriculum(
-            levels, band=(low, high), window=window, min_episodes=min_episodes, floor=floor, seed=0
-        )
+        self.curriculum = Curriculum(levels, **curriculum)
         made = {name: gym.make(env_id, split=split, difficulty=name, render_mode=render_mode) for name in levels}
         super().__init__(made, render_mode)
 

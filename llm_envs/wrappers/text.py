@@ -17,11 +17,12 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 
 from llm_envs.env import TextEnv
+from llm_envs.env.tool import messages_of_results
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_reply
-from llm_envs.problems import as_number
+from llm_envs.problems import as_number, check_at_least
 from llm_envs.rewards import weighted_sum
-from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
+from llm_envs.tools.base import Tool
 from llm_envs.tools.executor import Toolbox, run_calls
 from llm_envs.tools.toolset import Toolset
 from llm_envs.types import ToolResult
@@ -65,7 +66,7 @@ class TurnLimit(TextWrapper):
     """
 
     def __init__(self, env: gym.Env[str, str], max_turns: int) -> None:
-        check_at_least(type(self), "max_turns", max_turns, 1)
+        check_at_least(type(self).__name__, "max_turns", max_turns, 1)
         super().__init__(env, max_turns=max_turns)
         self._limit = max_turns
         self._n_turns = 0
@@ -160,7 +161,7 @@ class TruncateObservation(TextWrapper):
     def __init__(
         self, env: gym.Env[str, str], max_characters: int, marker: str = "\n[... {n} characters left out ...]\n"
     ) -> None:
-        check_at_least(type(self), "max_characters", max_characters, len(marker) + 20)
+        check_at_least(type(self).__name__, "max_characters", max_characters, len(marker) + 20)
         super().__init__(env, max_characters=max_characters, marker=marker)
         self._max, self._marker = max_characters, marker
 
@@ -256,7 +257,7 @@ class AddTools(TextWrapper):
         max_turns: int = 4,
         timeout_s: float | None = None,
     ) -> None:
-        check_at_least(type(self), "max_turns", max_turns, 2)
+        check_at_least(type(self).__name__, "max_turns", max_turns, 2)
         # Tools are functions and are not copied: a copy of a toolset would be another toolset.
         gym.utils.RecordConstructorArgs.__init__(
             self, make_tools=make_tools, max_turns=max_turns, timeout_s=timeout_s, _disable_deepcopy=True
@@ -292,19 +293,11 @@ class AddTools(TextWrapper):
                 truncated, info = True, {**info, "is_success": False}
             return observation, reward, terminated, truncated, info
         results = self.tool_results = run_calls(self._toolbox, reply.tool_calls[:_MAX_CALLS], timeout_s=self._timeout_s)
-        messages = [
-            {"role": "tool", "name": result.name, "content": result.output}
-            | ({} if call.id is None else {"tool_call_id": call.id})
-            for call, result in zip(reply.tool_calls, results, strict=False)
-        ]
-        wrong = any(result.error in (UNKNOWN_TOOL, INVALID_ARGUMENTS) for result in results)
-        if len(reply.tool_calls) > _MAX_CALLS:
-            wrong = True
-            messages.append({"role": "user", "content": f"Error: only the first {_MAX_CALLS} calls were run."})
+        messages, malformed = messages_of_results(reply.tool_calls, results)
         weights: Mapping[str, float] = self.inner("reward_weights")
         components = dict.fromkeys(weights, 0.0)
         if "malformed" in components:
-            components["malformed"] = float(wrong)
+            components["malformed"] = float(malformed)
         if isinstance(self.unwrapped, TextEnv):
             self.unwrapped.limit(components)
         info = {"reward_components": components, "messages": messages}
@@ -352,8 +345,3 @@ def _check_template(template: str | None) -> None:
         ) from error
     if template.count("{observation}") != 1:
         raise InvalidConfigError(f"FormatObservation: {template!r} must have {{observation}} once.")
-
-
-def check_at_least(wrapper: type, name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfigError(f"{wrapper.__name__}: {name} is {value!r}; it must be an integer of at least {least}.")

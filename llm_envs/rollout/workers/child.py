@@ -15,7 +15,6 @@ import pickle
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -30,7 +29,6 @@ from llm_envs.rollout.workers.wire import MAX_TARGETS, dump_plain, error_bases, 
 __all__ = ["main"]
 
 _TRACE_CHARACTERS = 4_000
-_TEXT_CHARACTERS = 1_000_000
 _ABSENT = object()
 
 
@@ -61,13 +59,12 @@ class _Host:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, ...]:
         """Reset it; return the checked result and the attributes that a reset sets."""
-        observation, info = check_reset(call(self._env.reset, seed=seed, options=options))
-        return observation, _as_dict(info), self._shown("system_prompt", "tools", "tool_results")
+        result = check_reset(call(self._env.reset, seed=seed, options=options))
+        return *result, self._shown("system_prompt", "tools", "tool_results")
 
     def step(self, action: str) -> tuple[Any, ...]:
         """Step it; return the checked result and the attributes that a step sets."""
-        *result, info = check_step(call(self._env.step, action))
-        return *result, _as_dict(info), self._shown("tool_results")
+        return *check_step(call(self._env.step, action)), self._shown("tool_results")
 
     def look(self, name: str, is_base: bool) -> tuple[str, Any]:
         """Return an attribute of the environment, or of the one inside all wrappers. Of a method, only its kind."""
@@ -98,10 +95,6 @@ class _Host:
         return {name: value for name, value in values.items() if value is not _ABSENT}
 
 
-def _as_dict(info: Mapping[str, Any]) -> dict[str, Any]:
-    return info if type(info) is dict else dict(info)
-
-
 def _answer(host: _Host, name: str, arguments: tuple[Any, ...]) -> bytes:
     """Return the reply to a request, even if it raises."""
     try:
@@ -113,8 +106,7 @@ def _answer(host: _Host, name: str, arguments: tuple[Any, ...]) -> bytes:
             )
         return reply
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the environment raised them
-        text = error_text(error)[:_TEXT_CHARACTERS]
-        return dump_plain(("error", (error_bases(type(error)), text, _trace(error))))
+        return dump_plain(("error", (error_bases(type(error)), error_text(error), _trace(error))))
 
 
 def _trace(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError, NoEnvServerError, ResetNeededError, WorkerDiedError
+from llm_envs.problems import check_at_least
 from llm_envs.processes import forget_after_fork
 from llm_envs.rollout.workers.channel import Channel, Reply
 from llm_envs.rollout.workers.process import WorkerProcess
@@ -70,8 +71,7 @@ class WorkerPool:
         self._servers = servers
         if servers is not None:
             n_workers = min(n_workers or servers.n_workers, servers.n_workers)
-        if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
-            raise InvalidConfigError(f"WorkerPool: n_workers is {n_workers!r}; it must be an integer above 0.")
+        check_at_least("WorkerPool", "n_workers", n_workers, 1)
         self.n_workers = n_workers
         self.n_started = 0
         """Processes started so far; those beyond `n_workers` replaced others."""
@@ -183,7 +183,7 @@ class WorkerRunner:
         self._key, self._target, self._kwargs = pool._pack(make)
         self._has_place = False
         self._worker: Channel | None = None
-        self._env: RemoteEnv | None = None
+        self._env = RemoteEnv(self.ask)
 
     async def open(self) -> RemoteEnv:
         """Wait for a worker, and make the environment there."""
@@ -201,7 +201,6 @@ class WorkerRunner:
                 self._worker.kill()
                 self._pool._state.drop(self._worker)
                 await self._make_in_a_new_one()
-        self._env = RemoteEnv(self.ask)
         return self._env
 
     async def _make_in_a_new_one(self) -> None:
@@ -268,13 +267,13 @@ class WorkerRunner:
     async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
         """Reset the environment and check the form of what it returns."""
         observation, info, shown = await self._call("env.reset", self._limit_s, "reset", seed, options)
-        self._opened.show(shown)
+        self._env.show(shown)
         return check_reset((observation, info))
 
     async def step(self, action: Any) -> Step:
         """Step the environment and check the form of what it returns."""
         *result, shown = await self._call("env.step", self._limit_s, "step", action)
-        self._opened.show(shown)
+        self._env.show(shown)
         return check_step(tuple(result))
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -314,12 +313,6 @@ class WorkerRunner:
         if self._worker is None:
             raise ResetNeededError("WorkerRunner: call open() first.")
         return self._worker
-
-    @property
-    def _opened(self) -> RemoteEnv:
-        if self._env is None:
-            raise ResetNeededError("WorkerRunner: call open() first.")
-        return self._env
 
     async def _settle(self, worker: Channel) -> None:
         """Wait until the worker has finished the previous episode; kill it if that takes too long or it has ended."""

@@ -32,14 +32,10 @@ _ENDING_S = 0.2
 """Longest wait for the exit status of a process whose socket has closed."""
 
 
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return os.sep
-
-
-_FOLDER = _working_folder()
+try:
+    _FOLDER = os.getcwd()
+except OSError:
+    _FOLDER = os.sep
 """The folder that "" in `sys.path` meant at the start."""
 
 

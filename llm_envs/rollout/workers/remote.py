@@ -21,7 +21,7 @@ from typing import Any
 
 from llm_envs import __version__
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
-from llm_envs.processes import START_WALL_S, StartWatch
+from llm_envs.processes import StartWatch
 from llm_envs.rollout.workers.channel import Channel
 from llm_envs.rollout.workers.frames import Frames, respond
 
@@ -51,16 +51,16 @@ class NoRoomError(WorkerDiedError):
     """A server answers, but all of its workers are in use."""
 
 
-def token_of(variables: Any = os.environ) -> bytes:
+def token_of() -> bytes:
     """Return the token in the environment's variables.
 
     Raises:
         InvalidConfigError: If it is missing.
     """
-    token = variables.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         raise InvalidConfigError(f"{TOKEN_VARIABLE} is not set: it needs the token of the environment servers.")
-    return str(token).encode()
+    return token.encode()
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -118,7 +118,7 @@ class RemoteWorker(Channel):
 
     def watch(self) -> StartWatch:
         """Return a limit on the start."""
-        return RemoteWatch()
+        return StartWatch(0)  # its progress cannot be seen from here
 
     def kill(self) -> None:
         """Close the connection; the server then kills the worker and all processes that it has started."""
@@ -185,11 +185,6 @@ class EnvServers:
         self._turns = threading.Semaphore(_MAX_AT_ONCE)
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, addresses: Sequence[str]) -> EnvServers | None:
-        """Return the servers, or None if none is named."""
-        return cls(addresses) if addresses else None
-
     @property
     def addresses(self) -> tuple[str, ...]:
         """The servers that answered at the start."""
@@ -227,18 +222,6 @@ class EnvServers:
             self._running = [(a, ref) for a, ref in self._running if (w := ref()) is not None and not w.is_killed]
             used = Counter(address for address, _ in self._running)
         return sorted(self._capacities, key=lambda address: used[address] / self._capacities[address])
-
-
-class RemoteWatch(StartWatch):
-    """Ends the wait for a remote worker's start after a quarter of an hour; its progress cannot be seen from here."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def complaint(self) -> str | None:
-        """Return why the worker will never be ready, or None."""
-        late = time.monotonic() - self._started > START_WALL_S
-        return f"it is not ready after {START_WALL_S:g} s" if late else None
 
 
 def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, bytes, dict[str, Any]]:

@@ -52,14 +52,6 @@ class RemoteEnv(gym.Env[str, str]):
         # A blocking environment blocks only its worker process, so it needs no thread here.
         return False if name == "blocking" else self._look(name)
 
-    def has_wrapper_attr(self, name: str) -> bool:
-        """Return whether the environment or a wrapper has the attribute."""
-        try:
-            self.get_wrapper_attr(name)
-        except AttributeError:
-            return False
-        return True
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> NoReturn:
         """Raise an error: the episode resets the environment."""
         self._refuse("reset")

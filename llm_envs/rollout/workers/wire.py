@@ -61,7 +61,7 @@ _ENUMS = {name: kind for name, kind in _CLASSES.items() if issubclass(kind, Enum
 class Foreign:
     """An object of a class that only the worker knows: its repr, and its conversions by `float` and `bool`.
 
-    `foreign` makes it, as a subclass with the name of the original class.
+    `_read_foreign` makes it, as a subclass with the name of the original class.
     """
 
     __slots__ = ("number", "text", "truth")
@@ -83,11 +83,6 @@ class Foreign:
         return self.truth
 
 
-def foreign(name: str, text: str, number: float | None, truth: bool | None) -> Foreign:
-    """Return the stand-in for an object of the class `name`."""
-    return _foreign_class(name)(text, number, truth)
-
-
 @functools.lru_cache(maxsize=256)
 def _foreign_class(name: str) -> type[Foreign]:
     return type(name, (Foreign,), {"__slots__": ()})
@@ -105,9 +100,9 @@ class RemoteError(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """Return the exception's message; its `__str__` may itself raise."""
+    """Return the exception's message, cut to a million characters; its `__str__` may itself raise."""
     try:
-        return str(error)
+        return str(error)[:_TEXT_CHARACTERS]
     except Exception as second:
         return f"(its message cannot be shown: __str__ raised {type(second).__name__})"
 
@@ -274,7 +269,7 @@ def _read_foreign(content: Any) -> Foreign:
     kinds = type(name), type(text), type(number), type(truth)
     if kinds[:2] != (str, str) or kinds[2] not in (float, type(None)) or kinds[3] not in (bool, type(None)):
         raise ValueError("something foreign with another form")
-    return foreign(name[:_MAX_NAME], text, number, truth)
+    return _foreign_class(name[:_MAX_NAME])(text, number, truth)
 
 
 def _checked_keys(keys: list[Any]) -> list[Any]:

@@ -262,7 +262,7 @@ class TestForms:
         assert whole.rows[0].ids.tolist() == row.ids[:stop].tolist()
 
     def test_rewards(self) -> None:
-        scored = self.log(USER, SAID, USER, SAID, reward=0.5, metadata={"source": "x"})
+        scored = self.log(USER, SAID, USER, SAID, reward=0.5)
         assert (scored.status, scored.reward, scored.is_success) == ("ok", 0.5, False)
         assert [dict(turn.components) for turn in scored.turns] == [{"reward": 0.0}, {"reward": 0.5}]
         assert self.log(USER, SAID, reward=1.0).is_success is True

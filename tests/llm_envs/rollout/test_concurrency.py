@@ -139,7 +139,7 @@ class TestMeasuring:
     def play(self, auto: AutoConcurrency, stats: CollectorStats, clock: Clock, n: int, **kwargs: Any) -> None:
         async def scenario() -> None:
             for _ in range(n):
-                clock.now_s += 1 / auto.limit
+                clock.now_s += 1 / auto.state.limit
                 stats.turns += 1
                 stats.written_tokens += 10
                 await auto.episode_ended(**{"is_full": True} | kwargs)
@@ -150,9 +150,9 @@ class TestMeasuring:
         stats, clock = CollectorStats(), Clock()
         auto = AutoConcurrency(stats, ConstantPolicy(""), clock=clock)
         self.play(auto, stats, clock, 3 * FIRST)
-        assert auto.limit == FIRST
+        assert auto.state.limit == FIRST
         self.play(auto, stats, clock, 2)
-        assert auto.limit == 2 * FIRST
+        assert auto.state.limit == 2 * FIRST
         assert auto.state.base_rate == pytest.approx(10 * FIRST)
 
     def test_times_with_free_slots_do_not_count(self) -> None:
@@ -161,14 +161,14 @@ class TestMeasuring:
         for _ in range(20):
             self.play(auto, stats, clock, 2 * FIRST)
             self.play(auto, stats, clock, 1, is_full=False)
-        assert auto.limit == FIRST
+        assert auto.state.limit == FIRST
 
     def test_the_policy_says_whether_its_engine_preempts(self) -> None:
         stats, clock, policy = CollectorStats(), Clock(), Preempting()
         auto = AutoConcurrency(stats, policy, clock=clock)  # type: ignore[arg-type]
         policy.n = 3
         self.play(auto, stats, clock, 4 * FIRST)
-        assert auto.limit == FIRST * 3 // 4
+        assert auto.state.limit == FIRST * 3 // 4
 
 
 class TestCollector:

@@ -114,7 +114,7 @@ class TestLoading:
                 '"arguments": "{}"}}]}, {"role": "tool", "content": "a"}]}\n',
                 "in message 0 the call .*its arguments an object",
             ),
-            ("p.jsonl", '{"prompt": "a", "x": NaN}\n', r"line 1: \['x'\] must be JSON types"),
+            ("p.jsonl", '{"prompt": "a", "x": NaN}\n', r"line 1: \['x'\] is nan"),
             ("p.jsonl", "\n", "has no prompts"),
             ("p.csv", "prompt,answer\na,1\nb\n", r"p\.csv, line 3: the header has 2 columns, the row fewer"),
             ("p.csv", "prompt,answer\na,1,2\n", "line 2: the header has 2 columns, the row more"),
