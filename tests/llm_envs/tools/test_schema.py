@@ -287,7 +287,7 @@ def search(**arguments: Any) -> Any:
 
 
 def from_schema(parameters=SEARCH, **options):
-    return Tool.from_schema("search", "Search.", parameters, search, **options)
+    return Tool(search, description="Search.", parameters=parameters, **options)
 
 
 def test_from_schema():
