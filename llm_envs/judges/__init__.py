@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from llm_envs.judges.llm_judge import (
-    LLMJudge,
-    Question,
-    RewardModel,
-    judge_messages,
-    parse_verdict,
-    question_of,
-    torch_scorer,
-)
-from llm_envs.judges.reward_model import Scorer, conversation_of
+from llm_envs.judges.llm_judge import LLMJudge, Question, judge_messages, parse_verdict, question_of
+from llm_envs.judges.reward_model import RewardModel, torch_scorer
 
 __all__ = [
     "LLMJudge",
     "Question",
     "RewardModel",
-    "Scorer",
-    "conversation_of",
     "judge_messages",
     "parse_verdict",
     "question_of",

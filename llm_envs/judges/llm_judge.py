@@ -24,8 +24,8 @@ from typing import Any, cast
 
 from llm_envs.chat.context import Codec
 from llm_envs.errors import InvalidConfigError, JudgeError, MissingExtraError
-from llm_envs.judges.reward_model import RewardModel, torch_scorer
 from llm_envs.parsers import parse_reply
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.policies.base import ChatPolicy, Policy, TokenPolicy
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.rewards.words import final_reply, final_words, own_messages
@@ -33,7 +33,7 @@ from llm_envs.rollout.episode import policy_kind
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.types import Message, SamplingParams, Trajectory
 
-__all__ = ["LLMJudge", "Question", "RewardModel", "judge_messages", "parse_verdict", "question_of", "torch_scorer"]
+__all__ = ["LLMJudge", "Question", "judge_messages", "parse_verdict", "question_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +126,8 @@ def parse_verdict(
             f"the judge gave {len(verdicts)} verdicts ({n_tags} tags); expected one, at the end: {content[-200:]!r}"
         )
     try:
-        given = json.loads(verdicts[0], object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        given = strict_json(verdicts[0])
+    except ValueError as error:
         raise JudgeError(f"the judge's verdict is not a JSON object: {verdicts[0][:200]!r}") from error
     if not isinstance(given, dict) or set(given) != set(points):
         raise JudgeError(f"the judge's verdict is {verdicts[0][:200]!r}; expected numbers for {', '.join(points)}.")
@@ -135,12 +135,6 @@ def parse_verdict(
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise JudgeError(f"the judge gave {name} as {value!r:.80}; expected a number from {low:g} to {high:g}.")
     return {name: (float(given[name]) - low) / (high - low) for name in points}
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a duplicate name")
-    return dict(pairs)
 
 
 class LLMJudge:
@@ -266,15 +260,8 @@ class LLMJudge:
         return answer[self.points[0]] if len(self.points) == 1 else dict(answer)
 
     def _key(self, question: Question) -> str:
-        asked = [
-            self.rubric,
-            list(self.points),
-            self.low,
-            self.high,
-            repr(self.sampling),
-            question.task,
-            question.reply,
-        ]
+        settings = [self.rubric, list(self.points), self.low, self.high, repr(self.sampling)]
+        asked = [*settings, question.task, question.reply]
         return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
     async def _answer(self, key: str, question: Question) -> Mapping[str, float] | JudgeError:

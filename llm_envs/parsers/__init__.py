@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from llm_envs.parsers.answers import answer_tags, create_answer_parser, extract_boxed, last_number, parse_boxed
+from llm_envs.parsers.answers import create_answer_parser, extract_boxed, last_number, parse_boxed
 from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
 from llm_envs.parsers.formats import FAMILIES, FORMATTERS, detect_format, parse_reply
 from llm_envs.parsers.natural import is_doubtful, natural_answers, plain_answer, stated_answers, without_unit
@@ -75,7 +75,6 @@ __all__ = [
     "Fenced",
     "ParsedReply",
     "Parser",
-    "answer_tags",
     "create_answer_parser",
     "create_fenced_parser",
     "create_react_parser",

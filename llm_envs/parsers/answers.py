@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
-from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, without_end_of_turn
+from llm_envs.parsers.reply import ParsedReply, Parser, printable
+from llm_envs.parsers.tagged import ReplyGrammar, parse_tagged
 
 __all__ = [
-    "answer_tags",
     "boxes_in",
     "create_answer_parser",
     "extract_boxed",
@@ -20,7 +19,6 @@ __all__ = [
 ]
 
 _NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
-_ANSWER_TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)[ \t]*\{|\\.|[{}]", re.DOTALL)
 _NEW_SENTENCE = re.compile(r"(?:[.!?](?:[$)*]|\\[)\]])*\s|\n).*?[^\W\d_]{2}", re.DOTALL)
 HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively|might|could)\b", re.IGNORECASE)
@@ -41,19 +39,6 @@ def last_number(text: str) -> str | None:
     """
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
-
-
-def answer_tags(text: str) -> tuple[str, ...]:
-    """Return the text of every `<answer>` block, stripped; unclosed and reopened blocks do not count."""
-    found: list[str] = []
-    start: int | None = None
-    for match in _ANSWER_TAG.finditer(text):
-        if match.group() == "<answer>":
-            start = match.end()
-        elif start is not None:
-            found.append(text[start : match.start()].strip())
-            start = None
-    return tuple(found)
 
 
 def extract_boxed(text: str) -> str | None:
@@ -89,9 +74,7 @@ def boxes_in(text: str) -> tuple[list[tuple[int, int]], bool]:
 
 def split_thinking(text: str) -> ParsedReply:
     """Split off the `<think>` blocks of a reply; the rest is its content and is not parsed."""
-    draft = Draft()
-    read_tagged(without_end_of_turn(text), _THINKING_ALONE, draft)
-    return draft.finish()
+    return parse_tagged(_THINKING_ALONE, text)
 
 
 def create_answer_parser(extract: Callable[[str], str | None], *, base: Parser = split_thinking) -> Parser:

@@ -14,15 +14,24 @@ from llm_envs.parsers.harmony import HEADER, read_messages
 from llm_envs.parsers.json_calls import (
     parse_sole_call,
     read_cohere,
-    read_hermes,
     read_json_objects,
     read_mistral,
+    read_sole_json,
     read_whole_json,
 )
-from llm_envs.parsers.python_calls import read_lfm2, read_python_start, read_python_tag, read_whole_list
+from llm_envs.parsers.python_calls import read_closed_list, read_python_tag, read_whole_list
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
 from llm_envs.parsers.tag_calls import ATEM, read_glm, read_invokes, read_qwen3_coder
-from llm_envs.parsers.tagged import THINK, Block, ReplyGrammar, Thinking, Whole, read_tagged, without_end_of_turn
+from llm_envs.parsers.tagged import (
+    THINK,
+    Block,
+    ReplyGrammar,
+    Thinking,
+    Whole,
+    parse_tagged,
+    read_tagged,
+    without_end_of_turn,
+)
 from llm_envs.types import ToolCall
 
 __all__ = ["FAMILIES", "FORMATTERS", "detect_format", "parse_reply"]
@@ -36,15 +45,19 @@ _GLM = Block(
     # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
     re.compile(r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n?</tool_call>)"),
 )
-_HERMES = Block("hermes", "<tool_call>", "</tool_call>", read_hermes)
+_HERMES = Block("hermes", "<tool_call>", "</tool_call>", partial(read_sole_json, closing="</tool_call>"))
 _PYTHON_TAG = Block("llama3_python", "<|python_tag|>", None, read_python_tag)
 _PYTHON_TAG_JSON = Block("llama3_json", "<|python_tag|>", None, read_json_objects, re.compile(r"\s*\{"))
-_PYTHON_START = Block("pythonic", "<|python_start|>", "<|python_end|>", read_python_start)
+_PYTHON_START = Block(
+    "pythonic", "<|python_start|>", "<|python_end|>", partial(read_closed_list, closing="<|python_end|>")
+)
 _MISTRAL = Block("mistral", "[TOOL_CALLS]", None, read_mistral)
 _DEEPSEEK = Block("deepseek", *deepseek.TAGS, deepseek.read_deepseek)
 _DSML = Block("deepseek", *deepseek.DSML_TAGS, deepseek.read_dsml)
 _COHERE = Block("cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_cohere)
-_LFM2 = Block("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_lfm2)
+_LFM2 = Block(
+    "lfm2", "<|tool_call_start|>", "<|tool_call_end|>", partial(read_closed_list, closing="<|tool_call_end|>")
+)
 _GEMMA = Block("gemma4", "<|tool_call>", "<tool_call|>", read_gemma4)
 _ATEM_TAGS = ("<atem:function_calls>", "</atem:function_calls>")
 _ATEM = Block("muse", *_ATEM_TAGS, partial(read_invokes, style=ATEM, closing=_ATEM_TAGS[1]))
@@ -122,25 +135,18 @@ def _read_any(text: str) -> Draft:
     return draft
 
 
-def _parse_with(grammar: ReplyGrammar, text: str) -> ParsedReply:
-    draft = Draft()
-    read_tagged(without_end_of_turn(text), grammar, draft)
-    return draft.finish()
-
-
 def _parse_messages(name: str, text: str) -> ParsedReply:
-    draft = Draft()
     header = HEADER.match(text)
-    if header is not None and header[1] == ("<|channel|>" if name == "harmony" else "<|message|>"):
-        read_messages(text, draft, _IN_MESSAGES)
-    else:
-        read_tagged(without_end_of_turn(text), _IN_MESSAGES, draft)
+    if header is None or header[1] != ("<|channel|>" if name == "harmony" else "<|message|>"):
+        return parse_tagged(_IN_MESSAGES, text)
+    draft = Draft()
+    read_messages(text, draft, _IN_MESSAGES)
     return draft.finish()
 
 
 FAMILIES: Mapping[str, Parser] = MappingProxyType(
     {"auto": parse_reply}
-    | {name: partial(_parse_with, grammar) for name, grammar in _GRAMMARS.items()}
+    | {name: partial(parse_tagged, grammar) for name, grammar in _GRAMMARS.items()}
     | {name: partial(_parse_messages, name) for name in ("harmony", "muse")}
 )
 """Parsers of the families' formats, by name."""

@@ -21,9 +21,9 @@ __all__ = [
     "decode_value",
     "expect",
     "read_cohere",
-    "read_hermes",
     "read_json_objects",
     "read_mistral",
+    "read_sole_json",
     "read_whole_json",
     "scan_json",
     "strict_json",
@@ -182,12 +182,12 @@ def parse_sole_call(text: str) -> ToolCall | None:
     return ToolCall(name, arguments)
 
 
-def read_hermes(text: str, position: int) -> tuple[Calls, int]:
-    """Read `{"name": ..., "arguments": {...}}</tool_call>`."""
+def read_sole_json(text: str, position: int, closing: str) -> tuple[Calls, int]:
+    """Read `{"name": ..., "arguments": {...}}` and the closing tag."""
     data, end = scan_json(text, position, 1)
     call = call_from(data)
     try:
-        return [call], expect(text, end, "</tool_call>")
+        return [call], expect(text, end, closing)
     except BrokenCallError:
         raise BrokenCallError("a tool call is not valid JSON: extra text after it") from None
 

@@ -14,7 +14,7 @@ from llm_envs.parsers.json_calls import Calls, expect, skip_space
 from llm_envs.parsers.reply import MAX_DEPTH, BrokenCallError
 from llm_envs.types import ToolCall
 
-__all__ = ["read_lfm2", "read_python_start", "read_python_tag", "read_whole_list"]
+__all__ = ["read_closed_list", "read_python_tag", "read_whole_list"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}(?:[.\-][A-Za-z0-9_]{1,200}){0,8}")
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,199})\s*=(?!=)\s*")
@@ -39,16 +39,10 @@ _LIST_START = re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_.\-]{0,199}\s*\(\s*(?:[A-Za-
 _LOOKS_LIKE_A_LIST = re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_.\-]{0,199}\s*\(")
 
 
-def read_lfm2(text: str, position: int) -> tuple[Calls, int]:
-    """Read the list of calls before `<|tool_call_end|>`."""
+def read_closed_list(text: str, position: int, closing: str) -> tuple[Calls, int]:
+    """Read the list of calls before a closing tag: LFM2's `<|tool_call_end|>`, Llama 4's `<|python_end|>`."""
     calls, end = read_call_list(text, position)
-    return calls, expect(text, end, "<|tool_call_end|>")
-
-
-def read_python_start(text: str, position: int) -> tuple[Calls, int]:
-    """Read the list of calls before Llama 4's `<|python_end|>`."""
-    calls, end = read_call_list(text, position)
-    return calls, expect(text, end, "<|python_end|>")
+    return calls, expect(text, end, closing)
 
 
 def read_python_tag(text: str, position: int) -> tuple[Calls, int]:

@@ -8,9 +8,19 @@ from typing import NamedTuple
 
 from llm_envs.parsers.deepseek import END_OF_SENTENCE
 from llm_envs.parsers.json_calls import Calls, Document, skip_space
-from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft
+from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft, ParsedReply
 
-__all__ = ["THINK", "Block", "ReplyGrammar", "Thinking", "Whole", "has_call", "read_tagged", "without_end_of_turn"]
+__all__ = [
+    "THINK",
+    "Block",
+    "ReplyGrammar",
+    "Thinking",
+    "Whole",
+    "has_call",
+    "parse_tagged",
+    "read_tagged",
+    "without_end_of_turn",
+]
 
 _END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<|END_OF_TURN_TOKEN|>"),
@@ -92,17 +102,8 @@ class ReplyGrammar:
         self.openings |= {block.closing: block.opening for block in blocks if block.closing}
         if answer_tag:
             self.openings[self.answer[1]] = self.answer[0]
-        answers = self.answer[:1] if answer_tag else ()
-        tags = {
-            *self.thinking,
-            *self.blocks,
-            *self.wrappers,
-            *self.wrapper_ends,
-            *self.strays,
-            *self.openings,
-            *answers,
-        }
-        self.tags = any_of(tags)
+        tags = {*self.thinking, *self.blocks, *self.wrappers, *self.wrapper_ends, *self.strays, *self.openings}
+        self.tags = any_of(tags | set(self.openings.values()))
         self.block_tags = any_of(self.blocks)
         self.thinking_tags = any_of([*self.thinking, *(pair.closing for pair in thinking)])
 
@@ -124,6 +125,13 @@ def without_end_of_turn(text: str) -> str:
             if text.endswith(marker):
                 return text.removesuffix(marker).rstrip()
     return text
+
+
+def parse_tagged(grammar: ReplyGrammar, text: str) -> ParsedReply:
+    """Parse a reply, without the end-of-turn marker at its end."""
+    draft = Draft()
+    read_tagged(without_end_of_turn(text), grammar, draft)
+    return draft.finish()
 
 
 def read_tagged(text: str, grammar: ReplyGrammar, draft: Draft) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers.json_calls import Calls, call_from, expect, scan_json, skip_space
+from llm_envs.parsers.json_calls import read_sole_json
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
 from llm_envs.parsers.tag_calls import XML_INVOKE, read_invokes
 from llm_envs.parsers.tagged import Block, ReplyGrammar, Thinking, any_of, read_tagged, without_end_of_turn
@@ -90,9 +90,10 @@ def create_xml_parser(
     blocks = []
     if call_tag is not None:
         closing = f"</{call_tag}>"
+        invokes = partial(read_invokes, style=XML_INVOKE, closing=closing)
         blocks = [
-            Block("xml", f"<{call_tag}>", closing, partial(_read_invokes, closing), re.compile(r"\s*<invoke\b")),
-            Block("xml", f"<{call_tag}>", closing, partial(_read_json, closing)),
+            Block("xml", f"<{call_tag}>", closing, invokes, re.compile(r"\s*<invoke\b")),
+            Block("xml", f"<{call_tag}>", closing, partial(read_sole_json, closing=closing)),
         ]
     thinking = (Thinking(f"<{thinking_tag}>", f"</{thinking_tag}>", None),)
     grammar = ReplyGrammar(blocks, thinking=thinking, answer_tag=answer_tag)
@@ -107,13 +108,3 @@ def _parse_xml(grammar: ReplyGrammar, fields: Sequence[str], text: str) -> Parse
         for problem in _fields("".join(draft.content), fields)[1]:
             draft.complain(problem)
     return draft.finish()
-
-
-def _read_invokes(closing: str, text: str, position: int) -> tuple[Calls, int]:
-    return read_invokes(text, position, XML_INVOKE, closing)
-
-
-def _read_json(closing: str, text: str, position: int) -> tuple[Calls, int]:
-    data, end = scan_json(text, skip_space(text, position), 1)
-    call = call_from(data)
-    return [call], expect(text, end, closing)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,9 +76,6 @@ class ChatAPIPolicy:
         self.backoff, self.rate_limit = backoff or Backoff(first_s=0.5, max_s=60.0), RateLimit(requests_per_minute)
         self._is_failing = False
         self._clients = AsyncClients(bearer(api_key), max_concurrency, use_proxy=not is_local(base_url))
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
@@ -93,8 +89,7 @@ class ChatAPIPolicy:
             BridgeError: If no attempt succeeded.
         """
         body = chat_request(self.model, messages, tools, params, max_tokens_name=self.max_tokens_name) | self.extra
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-        async with slots:
+        async with self._clients.slot():
             return chat_message(await self._try(body))
 
     async def aclose(self) -> None:
@@ -109,12 +104,9 @@ class ChatAPIPolicy:
                 await asyncio.sleep(self.backoff.delay_s(attempt - 1, seed, last.asked_s))
             await asyncio.sleep(self.rate_limit.reserve(time.monotonic()))
             try:
-                async with asyncio.timeout(self.timeout_s):
-                    answer = await self._clients.post(self.url, body)
+                answer = await self._clients.post(self.url, body, timeout_s=self.timeout_s)
                 self._is_failing = False
                 return answer
-            except TimeoutError:
-                last = RetryableError(f"{self.url} did not answer within timeout_s={self.timeout_s:g} s.")
             except RetryableError as error:
                 last = error
                 if error.is_busy and error.asked_s is not None:

@@ -26,10 +26,8 @@ from llm_envs.rewards.aggregates import (
 )
 from llm_envs.rewards.answers import (
     MAX_DIGITS,
-    MAX_WORDS,
     contains_all,
     exact_match,
-    has_any,
     keyword_share,
     math_match,
     numeric_match,
@@ -41,13 +39,8 @@ from llm_envs.rewards.answers import (
     schema_match,
 )
 from llm_envs.rewards.base import (
-    BatchRewardFn,
-    CombinedReward,
     RewardFn,
     RewardFns,
-    Score,
-    Scored,
-    TextFn,
     combine_rewards,
     create_batch_reward,
     lift,
@@ -57,7 +50,6 @@ from llm_envs.rewards.base import (
     with_name,
 )
 from llm_envs.rewards.builders import (
-    Tests,
     create_code_tests,
     create_contains,
     create_exact_match,
@@ -71,7 +63,6 @@ from llm_envs.rewards.builders import (
     passed_share,
 )
 from llm_envs.rewards.conduct import (
-    cost_of_checks,
     create_length_penalty,
     create_overlong_penalty,
     create_repetition_penalty,
@@ -83,11 +74,9 @@ from llm_envs.rewards.conduct import (
     length_of,
 )
 from llm_envs.rewards.normalize import (
-    Normalizer,
     RunningMoments,
     centered,
     min_max,
-    multi_objective_advantages,
     pareto_fronts,
     pareto_rewards,
     ranks,
@@ -95,15 +84,10 @@ from llm_envs.rewards.normalize import (
     z_score,
 )
 from llm_envs.rewards.rescoring import (
-    Method,
     rescore,
     with_reward,
 )
 from llm_envs.rewards.shaping import (
-    Potential,
-    Shaped,
-    ShapingFn,
-    ShapingFns,
     create_clipping,
     create_entropy_bonus,
     create_kl_penalty,
@@ -128,28 +112,14 @@ from llm_envs.rewards.words import (
 
 __all__ = [
     "MAX_DIGITS",
-    "MAX_WORDS",
     "Aggregator",
-    "BatchRewardFn",
-    "CombinedReward",
-    "Method",
-    "Normalizer",
-    "Potential",
     "RewardFn",
     "RewardFns",
     "RunningMoments",
-    "Score",
-    "Scored",
-    "Shaped",
-    "ShapingFn",
-    "ShapingFns",
-    "Tests",
-    "TextFn",
     "centered",
     "combine_rewards",
     "contains_all",
     "copied_words",
-    "cost_of_checks",
     "create_batch_reward",
     "create_clipping",
     "create_code_tests",
@@ -182,7 +152,6 @@ __all__ = [
     "exact_match",
     "final_reply",
     "final_words",
-    "has_any",
     "keyword_share",
     "length_of",
     "lift",
@@ -191,7 +160,6 @@ __all__ = [
     "mean",
     "min_max",
     "minimum",
-    "multi_objective_advantages",
     "named_rewards",
     "named_shaping",
     "numeric_match",

@@ -13,9 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from llm_envs.errors import InvalidActionError, InvalidConfigError, extra_needed
+from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.parsers import without_unit
+from llm_envs.parsers.json_calls import strict_json
 from llm_envs.rewards.words import normal, split_words
+from llm_envs.tools.schema import json_validator
 
 __all__ = [
     "MAX_DIGITS",
@@ -222,7 +224,8 @@ def regex_match(text: str, pattern: str | re.Pattern[str]) -> float:
 def schema_match(text: str, schema: Mapping[str, Any]) -> float:
     """Return 1.0 if the text is one JSON document that is valid under the JSON Schema, else 0.0.
 
-    Strict JSON: no NaN, no duplicate keys. Nothing is converted, and references to other documents are not fetched.
+    Strict JSON: no NaN, no duplicate keys, at most 32 levels. Nothing is converted, and references to other documents
+    are not fetched.
 
     Raises:
         MissingExtraError: If `jsonschema` is not installed.
@@ -232,35 +235,14 @@ def schema_match(text: str, schema: Mapping[str, Any]) -> float:
     if not text.strip() or len(text) > MAX_CHARACTERS:
         return 0.0
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-        return float(validator.is_valid(value))
+        return float(validator.is_valid(strict_json(text)))
     except (ValueError, RecursionError):
         return 0.0
 
 
 @functools.lru_cache(maxsize=64)
 def _validator(schema_json: str) -> Any:
-    with extra_needed("a JSON Schema needs jsonschema: pip install 'llm-envs[tools]'."):
-        import jsonschema  # type: ignore[import-untyped]  # it ships no types
-        from referencing import Registry
-    schema = json.loads(schema_json)
-    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        validator_class.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise InvalidConfigError(f"this is not a JSON Schema: {error.message[:200]}.") from error
-    return validator_class(schema, registry=Registry())
-
-
-def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a duplicate key in an object")
-    return found
+    return json_validator(json.loads(schema_json), "schema_match")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

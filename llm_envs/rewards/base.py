@@ -93,21 +93,25 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
     Raises:
         InvalidConfigError: If the list is empty, or two functions have the same name.
     """
-    if isinstance(reward_fns, Mapping):
-        named = dict(reward_fns)
-    else:
-        listed = [reward_fns] if callable(reward_fns) else list(reward_fns)
-        named = {}
-        for function in listed:
-            name = name_of(function)
-            if name in named:
-                raise InvalidConfigError(f"two reward functions are called {name!r}: pass a mapping of names to them.")
-            named[name] = function
+    named = named_functions(reward_fns, "reward function")
     if not named:
         raise InvalidConfigError("reward_fns is empty; give at least one reward function.")
+    return named
+
+
+def named_functions(functions: Any, kind: str) -> dict[str, Any]:
+    """Return one function, or several, by name; `kind` says in errors what they are."""
+    if isinstance(functions, Mapping):
+        named = dict(functions)
+    else:
+        named = {}
+        for function in [functions] if callable(functions) else functions:
+            if (name := name_of(function)) in named:
+                raise InvalidConfigError(f"two {kind}s are called {name!r}: pass a mapping of names to them.")
+            named[name] = function
     for name, function in named.items():
         if not callable(function):
-            raise InvalidConfigError(f"the reward function {name!r} is {function!r:.80}; it must be callable.")
+            raise InvalidConfigError(f"the {kind} {name!r} is {function!r:.80}; it must be callable.")
     return named
 
 
@@ -301,6 +305,13 @@ def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
     return Scored(components)
 
 
+def weigh(components: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return each part times its weight, by default 1; raise for the weight of an unknown part."""
+    if unknown := sorted(weights.keys() - components.keys()):
+        raise InvalidConfigError(f"there is a weight for {unknown[0]!r}; the parts are {', '.join(components)}.")
+    return {name: weights.get(name, 1.0) * value for name, value in components.items()}
+
+
 @dataclass(frozen=True)
 class CombinedReward:
     """Several reward functions as one vector reward, each part times its weight. Made by `combine_rewards`."""
@@ -317,17 +328,12 @@ class CombinedReward:
         scored = score_trajectories([trajectory], self.reward_fns)[0]
         if scored.components is None:
             raise JudgeError(scored.why or "unscored")
-        return self._weighted(scored.components)
+        return weigh(scored.components, self.weights)
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float] | None]:
         """Return the weighted parts of each trajectory; None means unscored."""
         scored = score_trajectories(trajectories, self.reward_fns)
-        return [None if components is None else self._weighted(components) for components, _ in scored]
-
-    def _weighted(self, components: Mapping[str, float]) -> dict[str, float]:
-        if unknown := sorted(self.weights.keys() - components.keys()):
-            raise InvalidConfigError(f"there is a weight for {unknown[0]!r}; the parts are {', '.join(components)}.")
-        return {name: self.weights.get(name, 1.0) * value for name, value in components.items()}
+        return [None if components is None else weigh(components, self.weights) for components, _ in scored]
 
 
 def combine_rewards(reward_fns: RewardFns, *, weights: Mapping[str, float] | None = None) -> CombinedReward:

@@ -26,7 +26,7 @@ from llm_envs.rewards.answers import (
     schema_match,
 )
 from llm_envs.rewards.base import Part, RewardFn, lift, with_name
-from llm_envs.rewards.words import final_reply
+from llm_envs.rewards.words import final_reply, final_words
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -136,13 +136,9 @@ def create_keywords(
 
     Passages copied from the prompt do not count (five consecutive words, or a full message).
     """
-    share = functools.partial(_keyword_share, tuple(keywords), max_words)
-    share("", None)
-    return lift(share, of=of, parser=parser, copies="drop", name="keywords")
-
-
-def _keyword_share(keywords: Sequence[str], max_words: int, text: str, target: Any) -> float:
-    return keyword_share(text, keywords, max_words=max_words)
+    share = functools.partial(keyword_share, max_words=max_words)
+    share("", keywords)  # raises now if a keyword contains no word
+    return lift(share, tuple(keywords), of=of, parser=parser, copies="drop", name="keywords")
 
 
 def create_contains(
@@ -167,8 +163,6 @@ def create_forbidden(parts: str | Sequence[str], *, of: Literal["content", "text
 
 
 def _forbidden(parts: Sequence[str], of: str, trajectory: Trajectory) -> float:
-    from llm_envs.rewards.words import final_words
-
     # A broken message counts too: the words were written.
     text = final_words(trajectory) if of == "text" else final_reply(trajectory).content
     return -has_any(text, parts)

@@ -15,7 +15,7 @@ from llm_envs.rewards.answers import has_any, repeated_share
 from llm_envs.rewards.base import RewardFn, Score, with_name
 from llm_envs.rewards.words import final_words, own_messages, own_words, split_words
 from llm_envs.tools.base import BUDGET_EXCEEDED, INVALID_ARGUMENTS, UNKNOWN_TOOL
-from llm_envs.types import StopReason, ToolResult, Trajectory
+from llm_envs.types import StopReason, Trajectory
 
 __all__ = [
     "cost_of_checks",
@@ -216,12 +216,8 @@ def cost_of_checks(trajectory: Trajectory, costs: Mapping[str, float], total: fl
         costs: Cost of one call of each checking tool; other tools cost nothing.
         total: The budget.
     """
-    spent = sum(costs.get(result.name, 0.0) for result in trajectory.tool_results if _was_run(result))
-    return min(spent, total)
-
-
-def _was_run(result: ToolResult) -> bool:
-    return result.error not in (UNKNOWN_TOOL, INVALID_ARGUMENTS, BUDGET_EXCEEDED)
+    not_run = (UNKNOWN_TOOL, INVALID_ARGUMENTS, BUDGET_EXCEEDED)
+    return min(sum(costs.get(r.name, 0.0) for r in trajectory.tool_results if r.error not in not_run), total)
 
 
 def create_self_verification(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ __all__ = [
     "RunningMoments",
     "centered",
     "min_max",
-    "multi_objective_advantages",
     "pareto_fronts",
     "pareto_rewards",
     "ranks",
@@ -202,55 +200,3 @@ def pareto_rewards(values_BK: npt.ArrayLike, groups: Groups = None) -> FloatArra
     fronts = pareto_fronts(values_BK, groups).astype(np.float64)
     fronts[fronts < 0] = np.nan
     return _by_group(lambda numbers: 1.0 - numbers / max(len(numbers) - 1, 1), fronts, groups)
-
-
-def multi_objective_advantages(
-    values_BK: npt.ArrayLike,
-    weights_K: npt.ArrayLike,
-    groups: Sequence[Hashable],
-    *,
-    aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize",
-    scale_rewards: Literal["group", "batch", "none"] = "group",
-    epsilon: float = TRL_EPSILON,
-) -> FloatArray:
-    """Return the advantages by either of TRL's two ways to combine several parts.
-
-    "sum_then_normalize": R = Σ w_k r_k, A = (R − mean_group R) / (std R + ε), with the deviation of the group, of the
-    batch, or none. "normalize_then_sum" (GDPO, arXiv 2601.05242): Σ w_k (r_k − mean_group r_k) / (std_group r_k + ε),
-    then normalised over the batch, so that a part with a small range keeps its influence.
-
-    Args:
-        values_BK: Shape (B, K). NaN: this part does not apply to the row; a row of only NaN is unscored.
-        weights_K: Shape (K,).
-        groups: The group of each row.
-        aggregation: Which way.
-        scale_rewards: Used only by "sum_then_normalize".
-        epsilon: Added to deviations.
-
-    Returns:
-        Shape (B,); 0 for an unscored row.
-    """
-    values, weights = _objectives(values_BK), np.asarray(weights_K, dtype=np.float64)
-    if weights.shape != (values.shape[1],):
-        raise InvalidConfigError(f"{values.shape[1]} parts but weights of shape {weights.shape}.")
-    unscored = np.isnan(values).all(axis=1)
-
-    def weigh(parts_BK: FloatArray) -> FloatArray:
-        rewards = np.nansum(parts_BK * weights, axis=1)
-        rewards[unscored] = np.nan
-        return rewards
-
-    if aggregation == "normalize_then_sum":
-        normal = [z_score(column, groups, epsilon=epsilon) for column in values.T]
-        return np.nan_to_num(z_score(weigh(np.stack(normal, axis=1)), epsilon=epsilon))
-    if aggregation != "sum_then_normalize" or scale_rewards not in ("group", "batch", "none"):
-        raise InvalidConfigError(f"{aggregation=}, {scale_rewards=}: known are sum_then_normalize, normalize_then_sum; "
-                                 "group, batch, none.")  # fmt: skip
-    rewards = weigh(values)
-    if scale_rewards == "group":
-        return np.nan_to_num(z_score(rewards, groups, epsilon=epsilon))
-    advantages = centered(rewards, groups)
-    if scale_rewards == "batch":
-        scored = rewards[~np.isnan(rewards)]
-        advantages = advantages / ((scored.std(ddof=1) if len(scored) > 1 else 0.0) + epsilon)
-    return np.nan_to_num(advantages)

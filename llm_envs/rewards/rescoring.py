@@ -10,7 +10,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.aggregates import Aggregator, total
-from llm_envs.rewards.base import RewardFns, score_trajectories
+from llm_envs.rewards.base import RewardFns, score_trajectories, weigh
 from llm_envs.rewards.normalize import pareto_rewards, relative_rewards
 from llm_envs.types import Trajectory
 
@@ -68,7 +68,7 @@ def rescore(
             metadata = {**trajectory.metadata, "unscored_because": why or "it has no turn"}
             out.append(replace(trajectory, status="unscored", is_success=None, metadata=metadata))
         else:
-            weighted = _weigh(components, weights or {})
+            weighted = weigh(components, weights or {})
             reward = (aggregate or total)(weighted)
             again = with_reward(trajectory, reward, weighted, success_at=success_at)
             if method != "absolute":
@@ -94,12 +94,6 @@ def with_reward(
     )
 
 
-def _weigh(components: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    if unknown := sorted(weights.keys() - components.keys()):
-        raise InvalidConfigError(f"there is a weight for {unknown[0]!r}; the components are {', '.join(components)}.")
-    return {name: weights.get(name, 1.0) * value for name, value in components.items()}
-
-
 def _compare(
     trajectories: Sequence[Trajectory], components: Sequence[Mapping[str, float] | None], method: Method
 ) -> list[dict[str, float] | None]:
@@ -117,9 +111,9 @@ def _compare(
         places = [i for i, parts in enumerate(components) if groups[i] == group and parts is not None]
         values = np.array([[(components[i] or {})[name] for name in names] for i in places]).reshape(len(places), -1)
         if method == "pareto":
-            for place, reward in zip(places, pareto_rewards(values).tolist(), strict=True):
-                out[place] = {"pareto": reward}
+            names, compared = ("pareto",), pareto_rewards(values)[:, None]
         else:
-            for place, row in zip(places, relative_rewards(values).tolist(), strict=True):
-                out[place] = dict(zip(names, row, strict=True))
+            compared = relative_rewards(values)
+        for place, row in zip(places, compared.tolist(), strict=True):
+            out[place] = dict(zip(names, row, strict=True))
     return out

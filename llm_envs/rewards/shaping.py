@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.rewards.base import name_of
+from llm_envs.rewards.base import named_functions
 from llm_envs.rewards.normalize import FloatArray
 from llm_envs.rewards.words import own_messages
 from llm_envs.types import Message, Trajectory
@@ -76,18 +76,7 @@ def named_shaping(shaping_fns: ShapingFns) -> dict[str, ShapingFn]:
     Raises:
         InvalidConfigError: If two have the same name, or one is not callable.
     """
-    if isinstance(shaping_fns, Mapping):
-        named = dict(shaping_fns)
-    else:
-        named = {}
-        for function in [shaping_fns] if callable(shaping_fns) else shaping_fns:
-            if (name := name_of(function)) in named:
-                raise InvalidConfigError(f"two shaping functions are called {name!r}: pass a mapping of names to them.")
-            named[name] = function
-    for name, function in named.items():
-        if not callable(function):
-            raise InvalidConfigError(f"the shaping function {name!r} is {function!r:.80}; it must be callable.")
-    return named
+    return named_functions(shaping_fns, "shaping function")
 
 
 def shape(trajectory: Trajectory, shaping_fns: ShapingFns) -> Shaped:

@@ -43,7 +43,7 @@ from llm_envs.types import ToolCall, ToolResult
 if TYPE_CHECKING:
     from llm_envs.tools.budget import Budget
 
-__all__ = ["BUDGET_EXCEEDED", "INVALID_ARGUMENTS", "TOOL_TIMEOUT", "UNKNOWN_TOOL", "Tool", "call_tool", "unknown_tool"]
+__all__ = ["BUDGET_EXCEEDED", "INVALID_ARGUMENTS", "TOOL_TIMEOUT", "UNKNOWN_TOOL", "Tool", "unknown_tool"]
 
 UNKNOWN_TOOL = "UnknownToolError"
 """`ToolResult.error` of a call with an unknown name."""
@@ -90,6 +90,8 @@ class Tool:
             Google-style `Args:` section describes its parameters.
         name: The tool's name for the model; by default the function's name.
         description: Replaces the docstring's first line.
+        parameters: JSON Schema of the arguments, of type object, as an MCP server provides it; None reads it from the
+            signature. The library `jsonschema` checks calls against it, and the function gets JSON types by name.
         timeout_s: Seconds that one call may take. None takes the caller's limit (`run_calls`,
             `ToolEnv.tool_timeout_s`); `math.inf` means no limit.
         cost: Cost of one call, charged to a `Budget`.
@@ -98,7 +100,9 @@ class Tool:
             function that may do so runs in a thread if there are other calls.
 
     Raises:
-        InvalidConfigError: If the signature cannot be turned into a schema, or a number is out of range.
+        InvalidConfigError: If the signature cannot be turned into a schema, `parameters` is not the JSON Schema of an
+            object, or a number is out of range.
+        MissingExtraError: If `parameters` is given and `jsonschema` is not installed.
     """
 
     budget: Budget | None
@@ -112,64 +116,33 @@ class Tool:
         *,
         name: str | None = None,
         description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         cost: float = 0.0,
         parallel: bool | None = None,
     ) -> None:
         core = _without_partials(function)
         docs = inspect.getdoc(core) or ""
-        self._set_up(
-            function,
-            name or str(getattr(core, "__name__", type(core).__name__)),
-            description or docs.partition("\n")[0],
-            timeout_s=timeout_s,
-            cost=cost,
-            parallel=parallel,
-        )
+        name = name or str(getattr(core, "__name__", type(core).__name__))
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidConfigError(f"tool {name!r}: timeout_s is {timeout_s!r}; it must be above 0, or None.")
+        if not 0 <= cost < math.inf:
+            raise InvalidConfigError(f"tool {name!r}: cost is {cost!r}; it must be a number of at least 0.")
+        self.function, self.name = function, name
+        self.description = docs.partition("\n")[0] if description is None else description
+        self.timeout_s, self.cost = timeout_s, cost
+        self.budget, self.toolset = None, None
+        self.is_async = inspect.iscoroutinefunction(_underlying(function))
+        self.parallel = self.is_async if parallel is None else parallel
         self._converters: dict[str, Converter] = {}
         self._required: tuple[str, ...] = ()
         self._convert_all: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-        self.parameters: dict[str, Any] = self._read_signature(_parameter_docs(docs))
+        self.parameters: dict[str, Any]
         """JSON Schema of the arguments."""
-
-    @classmethod
-    def from_schema(
-        cls,
-        name: str,
-        description: str,
-        parameters: Mapping[str, Any],
-        function: Callable[..., Any],
-        *,
-        timeout_s: float | None = None,
-        cost: float = 0.0,
-        parallel: bool | None = None,
-    ) -> Tool:
-        """Return a tool with a given schema, as an MCP server provides it, instead of one read from a signature.
-
-        Args:
-            name: The tool's name for the model.
-            description: The tool's description for the model.
-            parameters: JSON Schema of the arguments, of type object. The library `jsonschema` checks calls against it.
-            function: Called with the arguments by name, as JSON types.
-            timeout_s: As for `Tool`.
-            cost: As for `Tool`.
-            parallel: As for `Tool`.
-
-        Raises:
-            MissingExtraError: If `jsonschema` is not installed.
-            InvalidConfigError: If `parameters` is not a JSON Schema of an object.
-        """
-        tool = cls.__new__(cls)
-        tool._set_up(function, name, description, timeout_s=timeout_s, cost=cost, parallel=parallel)
-        try:
-            copied = json.loads(json.dumps(parameters, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidConfigError(f"tool {name!r}: its parameters are not a JSON Schema: {error}.") from error
-        if not isinstance(copied, dict) or copied.setdefault("type", "object") != "object":
-            raise InvalidConfigError(f"tool {name!r}: its parameters are {quote(copied)}; they must be an object's.")
-        tool.parameters = copied
-        tool._convert_all = schema_converter(copied, name)
-        return tool
+        if parameters is None:
+            self.parameters = self._read_signature(_parameter_docs(docs))
+        else:
+            self._take_schema(parameters)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -319,30 +292,9 @@ class Tool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the function; converters are made again."""
-        state = {"budget": self.budget, "toolset": self.toolset}
-        parameters = self.parameters if self._convert_all is not None else None
-        options = {"timeout_s": self.timeout_s, "cost": self.cost, "parallel": self.parallel}
-        return _rebuild, (self.function, self.name, self.description, parameters, options), state
-
-    def _set_up(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        description: str,
-        *,
-        timeout_s: float | None,
-        cost: float,
-        parallel: bool | None,
-    ) -> None:
-        if timeout_s is not None and not timeout_s > 0:
-            raise InvalidConfigError(f"tool {name!r}: timeout_s is {timeout_s!r}; it must be above 0, or None.")
-        if not 0 <= cost < math.inf:
-            raise InvalidConfigError(f"tool {name!r}: cost is {cost!r}; it must be a number of at least 0.")
-        self.function, self.name, self.description = function, name, description
-        self.timeout_s, self.cost = timeout_s, cost
-        self.budget, self.toolset = None, None
-        self.is_async = inspect.iscoroutinefunction(_underlying(function))
-        self.parallel = self.is_async if parallel is None else parallel
+        options = {name: getattr(self, name) for name in ("name", "description", "timeout_s", "cost", "parallel")}
+        options["parameters"] = self.parameters if self._convert_all is not None else None
+        return functools.partial(Tool, **options), (self.function,), {"budget": self.budget, "toolset": self.toolset}
 
     def _bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self._convert_all is not None:
@@ -362,6 +314,17 @@ class Tool:
             if name not in bound:
                 raise Mismatch(f"{self.name} needs the argument {name}")
         return bound
+
+    def _take_schema(self, parameters: Mapping[str, Any]) -> None:
+        try:
+            copied = json.loads(json.dumps(parameters, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidConfigError(f"tool {self.name!r}: its parameters are not a JSON Schema: {error}.") from error
+        if not isinstance(copied, dict) or copied.setdefault("type", "object") != "object":
+            raise InvalidConfigError(
+                f"tool {self.name!r}: its parameters are {quote(copied)}; they must be an object's."
+            )
+        self.parameters, self._convert_all = copied, schema_converter(copied, self.name)
 
     def _read_signature(self, docs: Mapping[str, str]) -> dict[str, Any]:
         properties: dict[str, Any] = {}
@@ -392,28 +355,10 @@ class Tool:
         return {"type": "object", "properties": properties, "required": required}
 
 
-def call_tool(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float | None = None) -> ToolResult:
-    """Run one call with the tool of its name; an unknown name also gives a result."""
-    tool = tools.get(call.name)
-    return unknown_tool(tools, call) if tool is None else tool(call.arguments, timeout_s)
-
-
 def unknown_tool(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
     """Return the result of a call with an unknown name."""
     output = f"Error: there is no tool {quote(call.name)}; known: {', '.join(tools) or 'none'}"
     return ToolResult(encodable(call.name), call.arguments, output, False, UNKNOWN_TOOL)
-
-
-def _rebuild(
-    function: Callable[..., Any],
-    name: str,
-    description: str,
-    parameters: Mapping[str, Any] | None,
-    options: Mapping[str, Any],
-) -> Tool:
-    if parameters is None:
-        return Tool(function, name=name, description=description, **options)
-    return Tool.from_schema(name, description, parameters, function, **options)
 
 
 def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:

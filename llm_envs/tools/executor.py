@@ -23,7 +23,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tools.background_loop import LimitReached, guard_s, wait, wait_async
-from llm_envs.tools.base import PASSED_ON, Tool, call_tool, unknown_tool
+from llm_envs.tools.base import PASSED_ON, Tool, unknown_tool
 from llm_envs.tools.budget import Budget
 from llm_envs.tools.toolset import Toolset, as_tools
 from llm_envs.types import ToolCall, ToolResult
@@ -151,7 +151,9 @@ def run_calls(
         KeyboardInterrupt: If it was interrupted; running calls are cancelled. `CancelledError` passes in the same way.
     """
     if len(calls) == 1:
-        return (call_tool(tools, calls[0], timeout_s),)
+        (call,) = calls
+        tool = tools.get(call.name)
+        return (unknown_tool(tools, call) if tool is None else tool(call.arguments, timeout_s),)
     _check(max_parallel)
     results: _Results = [None] * len(calls)
     for batch in _batches(tools, calls, results):

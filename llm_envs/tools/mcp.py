@@ -23,8 +23,8 @@ import tempfile
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -80,7 +80,6 @@ def mcp_tools(
             it.
         restart: Whether each episode gets a new connection, for a server with state; a server that is started by a
             command then starts anew.
-            anew with it.
 
     Raises:
         MissingExtraError: If the package `mcp` is not installed.
@@ -101,7 +100,9 @@ def mcp_tools(
     _import_mcp()
     server = _Server(command, tuple(args), dict(env or {}), url, dict(headers or {}), cwd, connect_timeout_s)
     chosen = None if include is None else tuple(include)
-    return McpToolset(server, timeout_s=timeout_s, include=chosen, parallel=parallel, shared=shared, restart=restart)
+    return McpToolset(
+        server=server, timeout_s=timeout_s, include=chosen, parallel=parallel, shared=shared, restart=restart
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,6 +148,7 @@ class _Server:
         return text
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class McpToolset(Toolset):
     """The tools of one MCP server; made by `mcp_tools`. A context manager that closes the connection.
 
@@ -154,25 +156,15 @@ class McpToolset(Toolset):
     away is an error too, until `reset` or `open` reaches it again. Pickling keeps the settings, not the connection.
     """
 
-    def __init__(
-        self,
-        server: _Server,
-        *,
-        timeout_s: float | None,
-        include: tuple[str, ...] | None,
-        parallel: bool,
-        shared: bool,
-        restart: bool,
-    ) -> None:
-        self.server = server
-        self.timeout_s = timeout_s
-        self.include = include
-        self.shared = shared
-        self.restart = restart
-        self.parallel = parallel
-        self._listed: list[tuple[str, str, dict[str, Any]]] | None = None
-        self._connection: _Connection | None = None
-        self._finalizer: weakref.finalize[[], McpToolset] | None = None
+    server: _Server
+    timeout_s: float | None
+    include: tuple[str, ...] | None
+    parallel: bool
+    shared: bool
+    restart: bool
+    _listed: list[tuple[str, str, dict[str, Any]]] | None = field(default=None, init=False)
+    _connection: _Connection | None = field(default=None, init=False)
+    _finalizer: weakref.finalize[[], McpToolset] | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Reach the server, unless it is connected.
@@ -180,7 +172,11 @@ class McpToolset(Toolset):
         Raises:
             BridgeError: If it cannot be started or reached, or does not speak the protocol.
         """
-        self._listed = self._on_loop(self._connected(renew=True)).listed
+        try:
+            connection = wait(self._connected(renew=True), self.server.connect_timeout_s + _CLOSE_S)
+        except LimitReached:
+            raise BridgeError(f"the MCP server {self.server} cannot be reached: the event loop is blocked.") from None
+        self._listed = connection.listed
 
     def tools(self) -> list[Tool]:
         """Return the server's tools, newly made; connects first if necessary.
@@ -199,7 +195,7 @@ class McpToolset(Toolset):
                 raise InvalidConfigError(f"mcp_tools: {self.server} has no tool {name!r}; known are {known}.")
         options: dict[str, Any] = {"timeout_s": self.timeout_s, "parallel": self.parallel}
         return [
-            self.own(Tool.from_schema(name, text, schema, _RemoteTool(self, name), **options))
+            self.own(Tool(partial(self.call, name), name=name, description=text, parameters=schema, **options))
             for name, text, schema in self._listed
             if self.include is None or name in self.include
         ]
@@ -222,16 +218,14 @@ class McpToolset(Toolset):
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connection: a copy makes its own."""
         return self.__dict__ | {"_connection": None, "_finalizer": None}
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, /, **arguments: Any) -> str:
         """Call one of the server's tools, on the background loop.
 
         Raises:
@@ -240,12 +234,6 @@ class McpToolset(Toolset):
         """
         connection = await self._connected(renew=False)
         return await connection.call(name, arguments)
-
-    def _on_loop(self, coroutine: Any) -> Any:
-        try:
-            return wait(coroutine, self.server.connect_timeout_s + _CLOSE_S)
-        except LimitReached:
-            raise BridgeError(f"the MCP server {self.server} cannot be reached: the event loop is blocked.") from None
 
     async def _connected(self, *, renew: bool) -> _Connection:
         """Return the open connection; a broken one is replaced if `renew` allows it."""
@@ -273,17 +261,6 @@ class McpToolset(Toolset):
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-class _RemoteTool:
-    """Calls one tool of the server; pickles together with the toolset."""
-
-    def __init__(self, toolset: McpToolset, name: str) -> None:
-        self.toolset = toolset
-        self.name = name
-
-    async def __call__(self, **arguments: Any) -> str:
-        return await self.toolset.call(self.name, arguments)
 
 
 class _Connection:

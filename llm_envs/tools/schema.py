@@ -98,6 +98,24 @@ def json_default(value: Any) -> Any:
     return str(value)
 
 
+def json_validator(schema: Mapping[str, Any], where: str) -> Any:
+    """Return the validator of `jsonschema` for a JSON Schema; it fetches no other documents.
+
+    Raises:
+        MissingExtraError: If `jsonschema` is not installed.
+        InvalidConfigError: If the schema is not valid.
+    """
+    with extra_needed(f"{where}: a JSON Schema needs jsonschema: pip install 'llm-envs[tools]'."):
+        import jsonschema  # type: ignore[import-untyped]  # it ships no types
+        from referencing import Registry
+    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        validator_class.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise InvalidConfigError(f"{where}: this is not a JSON Schema: {error.message[:200]}.") from error
+    return validator_class(schema, registry=Registry())
+
+
 def schema_converter(schema: Mapping[str, Any], where: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Return a function that checks a call's arguments against a JSON Schema and converts unambiguous values.
 
@@ -111,21 +129,15 @@ def schema_converter(schema: Mapping[str, Any], where: str) -> Callable[[Mapping
         MissingExtraError: If `jsonschema` is not installed.
         InvalidConfigError: If the schema is not valid.
     """
-    with extra_needed(f"{where}: checking a JSON Schema needs jsonschema: pip install 'llm-envs[bridges]'."):
-        import jsonschema  # type: ignore[import-untyped]  # it ships no types
-        from referencing import Registry
-    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        validator_class.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise InvalidConfigError(f"{where}: its parameters are not a JSON Schema: {error.message[:200]}.") from error
-    validator = validator_class(schema, registry=Registry())
+    validator = json_validator(schema, where)
+    from jsonschema.exceptions import best_match  # type: ignore[import-untyped]  # it ships no types
+
     properties = schema.get("properties", {})
     coercers = {name: coerce for name, part in properties.items() if (coerce := _coercer(part)) is not None}
 
     def convert(arguments: Mapping[str, Any]) -> dict[str, Any]:
         converted = {name: coercers[name](value) if name in coercers else value for name, value in arguments.items()}
-        problem = jsonschema.exceptions.best_match(validator.iter_errors(converted))
+        problem = best_match(validator.iter_errors(converted))
         if problem is None:
             return converted
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem.absolute_path)

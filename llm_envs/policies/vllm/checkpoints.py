@@ -21,6 +21,7 @@ __all__ = [
     "find_checkpoint",
     "n_vocabulary",
     "read_tensors",
+    "served_folder",
     "tensor_dtypes",
     "tensor_shapes",
     "write_checkpoint",
@@ -127,6 +128,21 @@ def find_checkpoint(name_or_path: str) -> Path | None:
         return Path(snapshot_download(name_or_path, local_files_only=True))
     except Exception:  # not installed, not in the cache, or no such name: in each case it is not on this machine
         return None
+
+
+def served_folder(model: str | None, root: str) -> Path:
+    """Return the folder of the model that servers were started on as `root`, known here as `model`.
+
+    Raises:
+        ModelError: If it is not on this machine.
+    """
+    folder = find_checkpoint(model or root) or find_checkpoint(root)
+    if folder is None:
+        raise ModelError(
+            f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
+            "crash a server. Pass model=..., a folder with the served model."
+        )
+    return folder
 
 
 def n_vocabulary(name_or_path: str) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,14 @@ from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.answers import Answer
 from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import EXTENSION, SERVE_COMMAND
-from llm_envs.policies.vllm.http import RetryableError, check_url, import_httpx, is_local, read_answer, without_key
+from llm_envs.policies.vllm.http import RetryableError, check_url, import_httpx, is_local, read_answer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "CHANGING",
+    "CONTROLS",
     "PROBE_TEXT",
     "SGLangControl",
     "ServerControl",
@@ -38,6 +39,7 @@ __all__ = [
     "check_facts",
     "check_settings",
     "check_updatable",
+    "side_by_side",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -179,8 +181,7 @@ class ServerControl(ABC):
                 response = self._client.post(url, json=body, timeout=timeout_s)
         except (self._httpx.HTTPError, self._httpx.StreamError) as error:
             raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
-        text = without_key(response.text, response.status_code, self._client.headers)
-        return read_answer(url, response.status_code, response.headers, text)
+        return read_answer(url, response, self._client.headers)
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
         """Return a text's ids as the server sees them; None if it cannot be asked."""
@@ -380,6 +381,10 @@ class SGLangControl(ServerControl):
         """Do nothing: this server is not paused."""
 
 
+CONTROLS: Mapping[str, type[ServerControl]] = {"vllm": VLLMControl, "sglang": SGLangControl}
+"""By the kind of server."""
+
+
 def check_facts(
     facts: ServerFacts,
     model: str | None,
@@ -430,13 +435,27 @@ def check_settings(
     """
     for url in urls:
         check_url(url, "the server's URL")
-    if server not in ("vllm", "sglang"):
+    if server not in CONTROLS:
         raise InvalidConfigError(f"server is {server!r}; it must be 'vllm' or 'sglang'.")
     if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0 or not health_s > 0:
         raise InvalidConfigError(
             f"{max_concurrency=}, {max_retries=}, {timeout_s=}, {health_s=}: they must be at least 1 and 0, and "
             "above 0."
         )
+
+
+def side_by_side(function: Callable[[ServerState], None], servers: Sequence[ServerState]) -> list[LLMEnvsError]:
+    """Call a function for each server in parallel threads; return the errors."""
+
+    def call(server: ServerState) -> LLMEnvsError | None:
+        try:
+            function(server)
+        except LLMEnvsError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(servers)) as threads:
+        return [error for error in threads.map(call, servers) if error is not None]
 
 
 def check_updatable(facts: ServerFacts) -> None:

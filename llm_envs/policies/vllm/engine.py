@@ -339,7 +339,7 @@ class VLLMEnginePolicy:
                     self._note_preemptions()
                 if self._lockstep is not None:
                     for name, error in self._lockstep.refused.items():
-                        self._refuse(self._open.pop(name), error)
+                        _resolve(self._open.pop(name), error)
                 for output in outputs:
                     if output.finished:
                         self._answer(output)
@@ -392,9 +392,7 @@ class VLLMEnginePolicy:
                 continue
             request.weight_version = self.weight_version
             if request.id in interrupted:
-                _resolve(
-                    request, partial(request.answer.set_result, Sampled.empty(FinishReason.ABORT, self.weight_version))
-                )
+                _resolve(request, Sampled.empty(FinishReason.ABORT, self.weight_version))
                 continue
             # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
             # `_n_loads`.
@@ -403,7 +401,7 @@ class VLLMEnginePolicy:
             try:
                 self._engine.add_request(request.id, prompt, request.params)
             except Exception as error:  # the engine refuses this one request
-                self._refuse(request, error)
+                _resolve(request, error)
                 continue
             self._open[request.id] = request
         requests = [self._open[request_id] for request_id in interrupted & self._open.keys()]
@@ -416,18 +414,11 @@ class VLLMEnginePolicy:
         if aborted:
             self._engine.abort_request(aborted)
         for request, sampled in zip(requests, answers, strict=True):  # the engine no longer has these requests
-            _resolve(request, partial(request.answer.set_result, sampled))
-
-    @staticmethod
-    def _refuse(request: _Request, error: Exception) -> None:
-        _resolve(request, partial(request.answer.set_exception, error))
+            _resolve(request, sampled)
 
     def _answer(self, output: vllm.RequestOutput) -> None:
-        request = self._open.pop(output.request_id, None)
-        if request is None:
-            return
-        answer = _with_changes(request.read(output, request.weight_version), request)
-        _resolve(request, partial(request.answer.set_result, answer))
+        if (request := self._open.pop(output.request_id, None)) is not None:
+            _resolve(request, _with_changes(request.read(output, request.weight_version), request))
 
     def _abandon(self) -> None:
         """Answer all open requests with the engine's failure (or its closing)."""
@@ -438,18 +429,19 @@ class VLLMEnginePolicy:
             self._engine.abort_request(list(self._open))
         self._open = {}
         for request in left:
-            _resolve(request, partial(request.answer.set_exception, RuntimeError(self._why_closed())))
+            _resolve(request, RuntimeError(self._why_closed()))
 
     def _why_closed(self) -> str:
         return "the vLLM policy was closed" if self._failure is None else f"the vLLM engine failed: {self._failure}"
 
 
-def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:
-    """Set a future's outcome on its own loop, unless its caller has gone or the loop is closed."""
+def _resolve(request: _Request, outcome: Any) -> None:
+    """Set a future's result, or its exception, on its own loop, unless its caller has gone or the loop is closed."""
+    set_outcome = request.answer.set_exception if isinstance(outcome, Exception) else request.answer.set_result
 
     def set_if_open() -> None:
         if not request.answer.done():
-            set_outcome()
+            set_outcome(outcome)
 
     if not request.loop.is_closed():
         request.loop.call_soon_threadsafe(set_if_open)

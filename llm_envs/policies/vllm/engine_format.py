@@ -9,16 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.policies.base import refuse_keep_mask
-from llm_envs.policies.vllm.formats import finish_reason
+from llm_envs.policies.vllm.formats import SEED_MASK, finish_reason
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
     import vllm
 
 __all__ = ["sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
-
-# vLLM reads a request's seed as a signed 64-bit number.
-_SEED_BITS = 63
 
 
 def to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
@@ -43,7 +40,7 @@ def to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequen
         repetition_penalty=params.repetition_penalty,
         stop=list(params.stop_strings) or None,
         stop_token_ids=[*stop_ids, *params.stop_token_ids],
-        seed=seed & ((1 << _SEED_BITS) - 1),
+        seed=seed & SEED_MASK,
         logprobs=0,
         flat_logprobs=True,  # avoids a dict for each token
         skip_clone=True,  # this object belongs to this request only

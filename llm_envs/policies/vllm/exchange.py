@@ -20,11 +20,15 @@ from typing import Any
 from llm_envs.policies.vllm.checkpoints import Shapes, dtype_of, tensor_dtypes, tensor_shapes, write_checkpoint
 from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
-__all__ = ["ServedCheckpoint", "WeightStore", "new_tag", "version_of"]
+__all__ = ["GROUP_TRANSPORTS", "TRANSPORTS", "ServedCheckpoint", "WeightStore", "new_tag", "version_of"]
 
 _PREFIX = "llm-envs-weights-"
 _MAX_IN_DELTAS = 0.5
 """All deltas may have this share of a checkpoint's bytes; a restarted server loads the checkpoint and all of them."""
+
+GROUP_TRANSPORTS = ("nccl", "gloo")
+TRANSPORTS = ("checkpoint", "delta", *GROUP_TRANSPORTS)
+"""How new weights reach servers."""
 
 CheckFn = Callable[[Shapes], None]
 
@@ -67,17 +71,16 @@ class WeightStore:
     Args:
         folder: Which we can write and all servers can read under the same path. None: a temporary one, in shared memory
             if the system has it.
-        is_sparse: Whether to write only what has changed, where that is little. Then copies of the last weights are
-            kept in memory.
-        is_memory: Whether to keep copies of the last weights in memory, and write them only for `write_checkpoint`.
+        transport: One of `TRANSPORTS`. With all but "checkpoint", copies of the last weights are kept in memory. With
+            "delta" only what has changed is written, where that is little; otherwise weights are written only for
+            `write_checkpoint`.
     """
 
-    def __init__(self, folder: str | Path | None, *, is_sparse: bool = False, is_memory: bool = False) -> None:
+    def __init__(self, folder: str | Path | None, transport: str = "checkpoint") -> None:
         self._given = None if folder is None else Path(folder)
-        self._is_memory = is_memory
+        self._is_memory, self._is_sparse = transport in GROUP_TRANSPORTS, transport == "delta"
         self._temporary: Path | None = None
         self._lock: int | None = None
-        self._is_sparse = is_sparse
         self._sent: tuple[str, dict[str, Any]] | None = None  # with deltas: the tag of the last weights, and copies
         self._like: Path | None = None
         self._written: list[Path] = []

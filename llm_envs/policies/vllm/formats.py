@@ -5,7 +5,7 @@ vLLM's format is tested with a real server. SGLang's follows its documentation a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,16 @@ from llm_envs.policies.answers import Answer
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
-__all__ = ["EXTENSION", "SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat", "finish_reason"]
+__all__ = [
+    "EXTENSION",
+    "FORMATS",
+    "SERVE_COMMAND",
+    "SGLangFormat",
+    "ServerFormat",
+    "TurnRequest",
+    "VLLMFormat",
+    "finish_reason",
+]
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs"
 """The command for a server whose samples can be trained on; `{model}` is the model."""
@@ -25,7 +34,7 @@ EXTENSION = "llm_envs.policies.vllm.worker.WorkerExtension"
 """The value for `--worker-extension-cls`."""
 
 # A request's seed is read as a signed 64-bit number.
-_SEED_MASK = (1 << 63) - 1
+SEED_MASK = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +77,7 @@ class VLLMFormat:
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
-            "seed": turn.seed & _SEED_MASK,
+            "seed": turn.seed & SEED_MASK,
             "logprobs": 0,  # only the sampled token's
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # texts could lose information, and take time to look up
@@ -130,6 +139,8 @@ class SGLangFormat:
 
 
 ServerFormat = VLLMFormat | SGLangFormat
+FORMATS: Mapping[str, ServerFormat] = {"vllm": VLLMFormat(), "sglang": SGLangFormat()}
+"""By the kind of server."""
 
 
 def _sampled(ids: Sequence[int], logps: Sequence[float], reason: FinishReason, weight_version: int) -> Sampled:

@@ -6,12 +6,20 @@ import asyncio
 import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
-from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError, extra_needed, public_address
+from llm_envs.errors import (
+    BridgeError,
+    ContextFullError,
+    InvalidConfigError,
+    LLMEnvsError,
+    ModelError,
+    extra_needed,
+    public_address,
+)
 from llm_envs.policies.answers import Answer, read_json
-from llm_envs.policies.vllm.routing import Verdict, judge, retry_after_s
+from llm_envs.policies.vllm.routing import retry_after_s
 
 __all__ = [
     "API_KEY",
@@ -19,6 +27,7 @@ __all__ = [
     "RetryableError",
     "bearer",
     "check_url",
+    "error_of",
     "error_text",
     "import_httpx",
     "is_local",
@@ -32,6 +41,9 @@ one company's key to another address."""
 
 # The error is in the first lines of an answer; a proxy's error page may be long.
 _MAX_ERROR_CHARACTERS = 500
+
+# A connection may take this long. The caller limits the time of the answer.
+_CONNECT_S = 10.0
 
 Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
@@ -115,24 +127,33 @@ class AsyncClients:
 
     Args:
         headers: Sent with every request.
-        max_connections: Maximum number of connections to all servers.
+        max_concurrency: Maximum number of requests at one time.
         use_proxy: Whether to use the environment's proxies for these servers.
-        connect_s: Seconds that a connection may take; the caller limits the time of the answer.
+        n_more: Further connections, for checks meanwhile.
     """
 
     def __init__(
-        self, headers: Mapping[str, str], max_connections: int, *, use_proxy: bool = True, connect_s: float = 10.0
+        self, headers: Mapping[str, str], max_concurrency: int, *, use_proxy: bool = True, n_more: int = 0
     ) -> None:
         self._use_proxy = use_proxy
         self._httpx = import_httpx()
-        self._headers, self._max_connections, self._connect_s = dict(headers), max_connections, connect_s
+        self._headers, self._max_concurrency = dict(headers), max_concurrency
+        self._max_connections = max_concurrency + n_more
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._slots = weakref.WeakKeyDictionary()
 
-    async def post(self, url: str, body: Mapping[str, Any], *, trace: Trace | None = None) -> Answer:
+    def slot(self) -> asyncio.Semaphore:
+        """Return the running loop's semaphore of `max_concurrency`: `async with clients.slot()`."""
+        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._max_concurrency))
+
+    async def post(
+        self, url: str, body: Mapping[str, Any], *, timeout_s: float | None = None, trace: Trace | None = None
+    ) -> Answer:
         """Send JSON; return the answer. Cancelling closes the connection, which aborts the request there.
 
         Raises:
-            RetryableError: If the connection fails, or the answer is 429 or 5xx.
+            RetryableError: If the connection fails, the answer is 429 or 5xx, or it takes longer than `timeout_s`.
             ContextFullError: If the server reports that the prompt does not fit.
             InvalidConfigError: If the server refuses the API key or the request.
             ModelError: If the server does not have the model, or answers with anything but JSON.
@@ -140,12 +161,13 @@ class AsyncClients:
         client = self._client()
         extensions = {} if trace is None else {"trace": trace}
         try:
-            response = await client.post(url, json=body, extensions=extensions)
+            async with asyncio.timeout(timeout_s):
+                response = await client.post(url, json=body, extensions=extensions)
+        except TimeoutError:
+            raise RetryableError(f"{url} did not answer within timeout_s={timeout_s:g} s.") from None
         except (self._httpx.HTTPError, self._httpx.StreamError) as error:
             raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
-        return read_answer(
-            url, response.status_code, response.headers, without_key(response.text, response.status_code, self._headers)
-        )
+        return read_answer(url, response, self._headers)
 
     async def get(self, url: str, timeout_s: float, *, trace: Trace | None = None) -> str | None:
         """Return a page's text; None if the answer is an error, or late."""
@@ -165,7 +187,7 @@ class AsyncClients:
     def _client(self) -> Any:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            timeout = self._httpx.Timeout(None, connect=self._connect_s)
+            timeout = self._httpx.Timeout(None, connect=_CONNECT_S)
             limits = self._httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=self._max_connections
             )
@@ -179,32 +201,40 @@ class AsyncClients:
         return self._clients[loop]
 
 
-def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) -> Answer:
-    """Return an answer, or raise the error for its status; see `AsyncClients.post`."""
-    verdict = judge(status, text)
-    if verdict is Verdict.OK:
-        try:
-            return Answer(url, read_json(text) if text else None)
-        except ValueError as error:  # another attempt would get the same page
-            raise ModelError(
-                f"{url} answered {status} with {text[:80]!r}, which is not JSON ({error}): check that this is the "
-                "address of a model server or chat API, and not of another page."
-            ) from error
-    _raise(verdict, f"{url} answered {status}: {error_text(text)}", status, retry_after_s(headers))
+def read_answer(url: str, response: Any, headers: Mapping[str, str]) -> Answer:
+    """Return a response's answer, or raise the error for its status; `headers` are the request's."""
+    status = response.status_code
+    text = without_key(response.text, status, headers)
+    if not 200 <= status < 300:
+        raise error_of(status, text, f"{url} answered {status}: {error_text(text)}", retry_after_s(response.headers))
+    try:
+        return Answer(url, read_json(text) if text else None)
+    except ValueError as error:  # another attempt would get the same page
+        raise ModelError(
+            f"{url} answered {status} with {text[:80]!r}, which is not JSON ({error}): check that this is the "
+            "address of a model server or chat API, and not of another page."
+        ) from error
 
 
-def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -> NoReturn:
-    if verdict is Verdict.RETRY:
-        raise RetryableError(message, asked_s, is_busy=status == 429)
-    if verdict is Verdict.CONTEXT_FULL:
-        raise ContextFullError(message)
-    if verdict is Verdict.DENIED:
-        raise InvalidConfigError(
+def error_of(status: int, text: str, message: str = "", asked_s: float | None = None) -> LLMEnvsError:
+    """Return the error for an answer, by its status and, for 400, by its text.
+
+    Args:
+        status: The HTTP status.
+        text: The server's text.
+        message: Of the error.
+        asked_s: Seconds that the server asked to wait.
+    """
+    if status in (401, 403):
+        return InvalidConfigError(
             f"{message}\nThe server expects another API key: pass api_key=..., or set {API_KEY} for a command."
         )
-    if verdict is Verdict.NOT_FOUND:
-        raise ModelError(f"{message}\nGET /v1/models lists its models; check the URL too.")
-    raise InvalidConfigError(message)
+    if status == 404:
+        return ModelError(f"{message}\nGET /v1/models lists its models; check the URL too.")
+    if status in (408, 409, 425, 429) or status >= 500:  # overloaded, starting or broken
+        return RetryableError(message, asked_s, is_busy=status == 429)
+    is_about_length = any(words in text.lower() for words in ("context length", "context_length", "max_model_len"))
+    return ContextFullError(message) if status in (400, 413, 422) and is_about_length else InvalidConfigError(message)
 
 
 def error_text(text: str) -> str:

@@ -81,10 +81,8 @@ class _Server:
 
     def signal(self, number: int) -> None:
         if self.process is not None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                return
 
 
 class ModelServers:
@@ -157,13 +155,8 @@ class ModelServers:
             return
         server.is_given_up = server.n_restarts >= self._max_restarts
         then = "It is not started again" if server.is_given_up else "It is started again"
-        _LOG.warning(
-            "The server at %s ended. %s. Its last error: %s\nIts log: %s",
-            server.url,
-            then,
-            last_error(server.log),
-            server.log,
-        )
+        error = last_error(server.log)
+        _LOG.warning("The server at %s ended. %s. Its last error: %s\nIts log: %s", server.url, then, error, server.log)
         if not server.is_given_up:
             server.signal(signal.SIGKILL)  # an engine that outlived its server holds the device
             server.n_restarts += 1

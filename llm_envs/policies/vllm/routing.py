@@ -9,49 +9,13 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["Backoff", "RateLimit", "Router", "Verdict", "judge", "retry_after_s"]
+__all__ = ["Backoff", "RateLimit", "Router", "retry_after_s"]
 
 # Number of episodes whose server is remembered. The oldest is forgotten first; it only loses its prefix cache.
 _MAX_SESSIONS = 65_536
-
-
-class Verdict(StrEnum):
-    """The treatment of a server's answer."""
-
-    OK = "ok"
-    RETRY = "retry"
-    """The server is overloaded, starting or broken: the same request may succeed, here or elsewhere."""
-    CONTEXT_FULL = "context_full"
-    """The prompt does not fit the model's context."""
-    DENIED = "denied"
-    """401 or 403: the API key is missing or wrong."""
-    NOT_FOUND = "not_found"
-    """404: no such model, or no such path."""
-    REFUSED = "refused"
-    """The request itself is wrong: every server would refuse it again."""
-
-
-def judge(status: int, text: str = "") -> Verdict:
-    """Return how to treat an answer, by its status and, for 400, by its text.
-
-    Args:
-        status: The HTTP status.
-        text: The server's text.
-    """
-    if 200 <= status < 300:
-        return Verdict.OK
-    if status in (401, 403):
-        return Verdict.DENIED
-    if status == 404:
-        return Verdict.NOT_FOUND
-    if status in (408, 409, 425, 429) or status >= 500:
-        return Verdict.RETRY
-    is_about_length = any(words in text.lower() for words in ("context length", "context_length", "max_model_len"))
-    return Verdict.CONTEXT_FULL if status in (400, 413, 422) and is_about_length else Verdict.REFUSED
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -19,11 +19,11 @@ import os
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,22 +33,22 @@ import numpy.typing as npt
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.answers import Answer
-from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, find_checkpoint, n_vocabulary, tensor_shapes
+from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, n_vocabulary, served_folder, tensor_shapes
 from llm_envs.policies.vllm.control import (
     CHANGING,
-    ServerControl,
+    CONTROLS,
     ServerFacts,
     ServerState,
-    SGLangControl,
-    VLLMControl,
+    check_facts,
     check_settings,
     check_updatable,
+    side_by_side,
 )
 from llm_envs.policies.vllm.exchange import ServedCheckpoint, WeightStore, new_tag, version_of
-from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
+from llm_envs.policies.vllm.formats import FORMATS, TurnRequest
 from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
-from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, make_transfer
+from llm_envs.policies.vllm.transfer import check_transport, make_transfer
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
 
@@ -123,25 +123,20 @@ class VLLMServerPolicy:
         self.timeout_s, self.max_retries, self.health_s = timeout_s, max_retries, health_s
         self.backoff, self.weight_version = backoff or Backoff(), weight_version
         self.router = Router(len(addresses))
-        self.max_concurrency = max_concurrency
         headers = bearer(api_key)
-        self._format: ServerFormat = VLLMFormat() if server == "vllm" else SGLangFormat()
-        control = VLLMControl if server == "vllm" else SGLangControl
+        self._format = FORMATS[server]
         use_proxy = not any(map(is_local, addresses))
-        self._control: ServerControl = control(headers, health_s, use_proxy=use_proxy)
-        self._clients = AsyncClients(headers, max_concurrency + len(addresses), use_proxy=use_proxy)
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._control = CONTROLS[server](headers, health_s, use_proxy=use_proxy)
+        self._clients = AsyncClients(headers, max_concurrency, use_proxy=use_proxy, n_more=len(addresses))
         self._threads = ThreadPoolExecutor(len(addresses), thread_name_prefix="llm-envs-identify")
         self._endpoints = [
             ServerState(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses
         ]
-        self._checkpoint: ServedCheckpoint | None = None
-        self._shapes: Mapping[str, tuple[int, ...]] | None = None
-        self._exchange = WeightStore(
-            exchange_dir, is_sparse=transport == "delta", is_memory=transport in GROUP_TRANSPORTS
-        )
+        self.urls = [endpoint.url for endpoint in self._endpoints]
+        """Addresses of the servers."""
+        self.checkpoint: ServedCheckpoint | None = None
+        """The weights that the servers have loaded last, for `follow`; None before the first."""
+        self._exchange = WeightStore(exchange_dir, transport)
         self._transfer = make_transfer(transport, transfer_address, self._control)
         self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
         self._own_tags: set[str | None] = set()
@@ -164,8 +159,7 @@ class VLLMServerPolicy:
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
         turn = TurnRequest(prompt_ids, params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-        async with slots:
+        async with self._clients.slot():
             return await self._try(turn, session)
 
     def load_checkpoint(self, path: str | Path, version: int) -> None:
@@ -208,8 +202,8 @@ class VLLMServerPolicy:
         return self._exchange.write(
             named_parameters,
             version,
-            self._checkpoint,
-            like=find_checkpoint(self.model or facts.root) or find_checkpoint(facts.root),
+            self.checkpoint,
+            like=self.served_checkpoint,
             computed=facts.dtype,
             sparse_allowed=all(e.facts is None or e.facts.has_extension for e in self._endpoints),
             check_fn=self._check_sendable,
@@ -220,22 +214,12 @@ class VLLMServerPolicy:
         self._take(checkpoint)
         if self._transfer is not None and (tensors := self._exchange.tensors(checkpoint)) is not None:
             self._transfer.send(self._endpoints, checkpoint, tensors, self._check_owner)
-        errors = self._side_by_side(self._load_checkpoint)
-        if self._checkpoint is not checkpoint and self._checkpoint is not None:
-            self._take(self._checkpoint)  # a server that refused a delta has a full checkpoint now
-        self._exchange.keep_only(self._checkpoint)
+        errors = side_by_side(self._load_checkpoint, self._endpoints)
+        if self.checkpoint is not checkpoint and self.checkpoint is not None:
+            self._take(self.checkpoint)  # a server that refused a delta has a full checkpoint now
+        self._exchange.keep_only(self.checkpoint)
         if len(errors) == len(self._endpoints):
             raise BridgeError(f"no server loaded the weights of version {checkpoint.version}: {errors[0]}")
-
-    @property
-    def urls(self) -> list[str]:
-        """Addresses of the servers."""
-        return [endpoint.url for endpoint in self._endpoints]
-
-    @property
-    def checkpoint(self) -> ServedCheckpoint | None:
-        """The weights that the servers have loaded last, for `follow`; None before the first."""
-        return self._checkpoint
 
     def follow(self, checkpoint: ServedCheckpoint) -> None:
         """Take over a checkpoint that another client of the same servers makes them load.
@@ -251,7 +235,7 @@ class VLLMServerPolicy:
 
     def _take(self, checkpoint: ServedCheckpoint) -> None:
         self._own_tags |= {checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)}
-        self._checkpoint, self.weight_version = checkpoint, checkpoint.version
+        self.checkpoint, self.weight_version = checkpoint, checkpoint.version
         for follow in self.followers:
             follow(checkpoint)
 
@@ -360,15 +344,13 @@ class VLLMServerPolicy:
     async def _post(self, endpoint: ServerState, body: Mapping[str, Any]) -> Answer:
         """Send a request and check the server's health meanwhile, to notice a hung server before the turn's timeout."""
         url = f"{endpoint.url}{self._format.sample_path}"
-        post = asyncio.ensure_future(self._clients.post(url, body, trace=endpoint.note_connection))
+        asking = self._clients.post(url, body, timeout_s=self.timeout_s, trace=endpoint.note_connection)
+        post = asyncio.ensure_future(asking)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                while not (await asyncio.wait({post}, timeout=self.health_s))[0]:
-                    await self._check_health(endpoint)
-                endpoint.seen_s = time.monotonic()
-                return post.result()
-        except TimeoutError:
-            raise RetryableError(f"{url} did not answer within timeout_s={self.timeout_s:g} s.") from None
+            while not (await asyncio.wait({post}, timeout=self.health_s))[0]:
+                await self._check_health(endpoint)
+            endpoint.seen_s = time.monotonic()
+            return post.result()
         finally:
             if not post.done():
                 post.cancel()
@@ -396,7 +378,7 @@ class VLLMServerPolicy:
         """Identify all servers; return the smallest context."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            errors = self._side_by_side(self._identify)
+            errors = side_by_side(self._identify, self._endpoints)
             if not errors:
                 break
             fatal = [error for error in errors if not isinstance(error, RetryableError)]
@@ -405,24 +387,8 @@ class VLLMServerPolicy:
             time.sleep(0.25)
         facts = [endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None]
         for one in facts if self.model is None else ():
-            if one.root != facts[0].root:
-                raise ModelError(
-                    f"{one.url} serves {one.root!r}, but {facts[0].url} {facts[0].root!r}: give all one model."
-                )
+            check_facts(one, facts[0].root)
         return min(one.max_model_len for one in facts)
-
-    def _side_by_side(self, function: Callable[[ServerState], None]) -> list[LLMEnvsError]:
-        """Call a function for each server in parallel threads; return the errors."""
-
-        def call(endpoint: ServerState) -> LLMEnvsError | None:
-            try:
-                function(endpoint)
-            except LLMEnvsError as error:
-                return error
-            return None
-
-        with ThreadPoolExecutor(len(self._endpoints)) as threads:
-            return [error for error in threads.map(call, self._endpoints) if error is not None]
 
     def _identify(self, endpoint: ServerState) -> None:
         """Query and check a server's facts, and send it the current weights if it lacks them.
@@ -437,9 +403,16 @@ class VLLMServerPolicy:
                 return  # another turn has identified it
             facts = self._control.facts(endpoint.url)
             if facts.process is None or facts.process != endpoint.process or not endpoint.is_trusted:
-                self._check(facts)
+                self._control.check(facts, self.model, self.tokenizer)
+                if self._transfer is not None:
+                    self._transfer.check(facts)
+                known = getattr(self, "max_model_len", 0)
+                if facts.max_model_len < known:
+                    raise ModelError(
+                        f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}."
+                    )
             self._check_owner(endpoint, facts)
-            wanted = self._checkpoint
+            wanted = self.checkpoint
             if wanted is not None and facts.tag != wanted.tag:
                 self._load(endpoint, facts, wanted)
                 facts = self._control.facts(endpoint.url)
@@ -460,16 +433,8 @@ class VLLMServerPolicy:
                 "one trainer at a time: create the policy again when the other is done."
             )
 
-    def _check(self, facts: ServerFacts) -> None:
-        self._control.check(facts, self.model, self.tokenizer)
-        if self._transfer is not None:
-            self._transfer.check(facts)
-        known = getattr(self, "max_model_len", 0)
-        if facts.max_model_len < known:
-            raise ModelError(f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}.")
-
     def _load_checkpoint(self, endpoint: ServerState) -> None:
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         assert checkpoint is not None
         try:
             with endpoint.lock:
@@ -497,12 +462,12 @@ class VLLMServerPolicy:
                 "With an exchange_dir (vllm_exchange_dir in a trainer) that it can read, it gets a file immediately."
             )
         with self._whole_lock:
-            now = self._checkpoint
+            now = self.checkpoint
             if now is not None and now.tag == checkpoint.tag and now.is_whole:  # written for another server
                 return now
             whole = self._exchange.write_checkpoint(checkpoint)
             if whole is not None:
-                self._checkpoint = whole
+                self.checkpoint = whole
             return whole
 
     def _facts(self) -> ServerFacts:
@@ -515,21 +480,12 @@ class VLLMServerPolicy:
         Raises:
             ModelError: If it is not here.
         """
-        root = self._facts().root
-        folder = find_checkpoint(self.model or root) or find_checkpoint(root)
-        if folder is None:
-            raise ModelError(
-                f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
-                "crash a server. Pass model=..., a folder with the served model."
-            )
-        return folder
+        return served_folder(self.model, self._facts().root)
 
-    @property
-    def served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+    @cached_property
+    def served_shapes(self) -> Shapes:
         """Names and shapes of the tensors of `served_checkpoint`."""
-        if self._shapes is None:
-            self._shapes = tensor_shapes(self.served_checkpoint)
-        return self._shapes
+        return tensor_shapes(self.served_checkpoint)
 
 
 def open_client(urls: Sequence[str], codec: ChatCodec, **settings: Any) -> tuple[VLLMServerPolicy, ChatCodec]:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from llm_envs.errors import BridgeError, InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError
 from llm_envs.policies.vllm.control import ServerControl, ServerFacts, ServerState, VLLMControl, check_updatable
-from llm_envs.policies.vllm.exchange import ServedCheckpoint
+from llm_envs.policies.vllm.exchange import GROUP_TRANSPORTS, TRANSPORTS, ServedCheckpoint
 from llm_envs.policies.vllm.formats import EXTENSION, SERVE_COMMAND
 from llm_envs.policies.vllm.http import is_local
 
@@ -40,9 +40,6 @@ __all__ = [
     "warn_of_slow_transport",
 ]
 
-GROUP_TRANSPORTS = ("nccl", "gloo")
-TRANSPORTS = ("checkpoint", "delta", *GROUP_TRANSPORTS)
-"""How new weights reach servers."""
 MAX_CHECKPOINT_SERVERS = 16
 """Servers for full checkpoints. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
 (docs/results/scale.md)."""

@@ -12,7 +12,6 @@ from llm_envs.parsers import (
     PARSERS,
     Fenced,
     ParsedReply,
-    answer_tags,
     create_answer_parser,
     create_fenced_parser,
     create_react_parser,
@@ -59,12 +58,6 @@ def test_fenced_blocks():
     assert fenced_blocks(text) == (Fenced("python", "b\n\nc"), Fenced("", "```"), Fenced("js", "d\n    ```"))
     assert fenced_blocks("```\n```") == (Fenced("", ""),)
     assert fenced_blocks("x ```\ny\n```") == ()
-
-
-def test_answer_tags():
-    assert answer_tags("<answer> 1 </answer><answer>2</answer><answer>3") == ("1", "2")
-    assert answer_tags("<answer>1<answer>2</answer></answer>") == ("2",)
-    assert answer_tags("1</answer>") == ()
 
 
 def test_xml_fields():

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from llm_envs.parsers import (
     PARSERS,
     ParsedReply,
-    answer_tags,
     create_answer_parser,
     create_fenced_parser,
     create_react_parser,
@@ -42,7 +41,6 @@ VARIANTS = {
 EXTRACTORS: dict[str, Callable[[str], object]] = {
     "extract_boxed": extract_boxed,
     "fenced_blocks": fenced_blocks,
-    "answer_tags": answer_tags,
     "last_number": last_number,
     "xml_fields": lambda text: xml_fields(text, ["answer", "plan"]),
     "detect_format": detect_format,

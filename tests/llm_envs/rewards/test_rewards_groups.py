@@ -1,4 +1,4 @@
-"""Rewards between the members of a group: normalisers, ranks, Pareto fronts, TRL's aggregations, rescoring."""
+"""Rewards between the members of a group: normalisers, ranks, Pareto fronts, rescoring."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,6 @@ from llm_envs.rewards import (
     create_gated,
     create_length_penalty,
     min_max,
-    multi_objective_advantages,
     own_words,
     pareto_fronts,
     pareto_rewards,
@@ -123,40 +122,6 @@ def test_whoever_dominates_is_on_an_earlier_front(values):
 
 def test_relative_rewards():
     same(relative_rewards(VALUES[:3]), [[0.25, 1], [1, 0.25], [0.25, 0.25]])
-
-
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_trls_aggregations(aggregation, scale):
-    """The formulas of TRL 1.16's `_generate_and_score_completions`; its `nanstd` is NumPy's with n − 1."""
-    values = np.array([[1.0, 0.2], [0.0, 0.9], [1.0, NAN], [0.5, 0.1], [NAN, NAN], [0.0, 0.3]])
-    weights = np.array([1.0, 0.5])
-    grouped = values.reshape(-1, 3, 2)
-    unscored = np.isnan(values).all(axis=1)
-    if aggregation == "sum_then_normalize":
-        rewards = np.nansum(values * weights, axis=1)
-        rewards[unscored] = NAN
-        by_group = rewards.reshape(-1, 3)
-        mean = np.nanmean(by_group, axis=1).repeat(3)
-        std = np.nanstd(by_group, axis=1, ddof=1).repeat(3) if scale == "group" else np.nanstd(rewards, ddof=1)
-        expected = (rewards - mean) / (1.0 if scale == "none" else std + 1e-4)
-    else:
-        std_k = np.nanstd(grouped, axis=1, ddof=1, keepdims=True)
-        normal = (grouped - np.nanmean(grouped, axis=1, keepdims=True)) / (std_k + 1e-4)
-        rewards = np.nansum(normal.reshape(-1, 2) * weights, axis=1)
-        rewards[unscored] = NAN
-        expected = (rewards - np.nanmean(rewards)) / (np.nanstd(rewards, ddof=1) + 1e-4)
-    got = multi_objective_advantages(values, weights, list("aaabbb"), aggregation=aggregation, scale_rewards=scale)
-    same(got, np.nan_to_num(expected))
-
-
-def test_aggregation_by_hand():
-    values = [[0.0, 10.0], [2.0, 10.0], [0.0, 0.0], [0.0, 4.0]]
-    same(multi_objective_advantages(values, [1, 0.5], list("aabb"), scale_rewards="none"), [-1, 1, -1, 1])
-    with pytest.raises(InvalidConfigError, match="2 parts"):
-        multi_objective_advantages(values, [1.0], list("aabb"))
-    with pytest.raises(InvalidConfigError, match="aggregation='sum'"):
-        multi_objective_advantages(values, [1, 1], list("aabb"), aggregation="sum")
 
 
 # Rescoring

@@ -287,7 +287,7 @@ def search(**arguments: Any) -> Any:
 
 
 def from_schema(parameters=SEARCH, **options):
-    return Tool.from_schema("search", "Search.", parameters, search, **options)
+    return Tool(search, description="Search.", parameters=parameters, **options)
 
 
 def test_from_schema():
@@ -322,7 +322,7 @@ def test_arguments_that_a_given_schema_refuses(arguments, output):
     ("parameters", "complaint"),
     [
         ({"type": "array"}, "they must be an object"),
-        ({"type": "object", "properties": {"x": {"type": "what"}}}, "are not a JSON Schema: 'what' is not valid"),
+        ({"type": "object", "properties": {"x": {"type": "what"}}}, "not a JSON Schema: 'what' is not valid"),
         ({"x": {1}}, "are not a JSON Schema: Object of type set"),
         ([], "must be an object"),
     ],
@@ -341,5 +341,5 @@ def test_a_reference_to_another_document_is_not_fetched():
 
 def test_without_jsonschema_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'llm-envs\[bridges\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'llm-envs\[tools\]'"):
         from_schema()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError, JudgeError, MissingExtraError, SandboxError
-from llm_envs.tools import TOOL_TIMEOUT, UNKNOWN_TOOL, Tool, call_tool, run_calls
+from llm_envs.tools import TOOL_TIMEOUT, UNKNOWN_TOOL, Tool, run_calls
 from llm_envs.types import ToolCall
 
 
@@ -240,10 +240,10 @@ def test_long_output_is_cut_with_a_note():
     assert Tool(f)({}).output == "x" * 10_000 + "\n[cut: 5 more characters]"
 
 
-def test_call_tool():
+def test_an_unknown_tool():
     tools = {"book": Tool(book)}
-    assert call_tool(tools, ToolCall("book", {"city": "Rome"})).success
-    result = call_tool(tools, ToolCall("look\ud800", {}))
+    assert run_calls(tools, [ToolCall("book", {"city": "Rome"})])[0].success
+    (result,) = run_calls(tools, [ToolCall("look\ud800", {})])
     assert (result.success, result.error) == (False, UNKNOWN_TOOL)
     assert result.output == "Error: there is no tool 'look\\ud800'; known: book"
     assert result.name.encode()

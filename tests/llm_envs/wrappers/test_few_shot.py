@@ -10,7 +10,7 @@ from dense_env import DenseEnv
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import answer_tags, format_answer
+from llm_envs.parsers import format_answer, parse_reply
 from llm_envs.policies import OraclePolicy, ReplayPolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import HashingTokenPolicy
@@ -33,7 +33,7 @@ def roles(messages):
 def found(messages):
     """Return the numbers of the last replies before each question."""
     ends = [n for n, message in enumerate(messages) if n and message["content"].startswith("I am thinking")]
-    return [int(answer_tags(messages[n - 1]["content"])[0]) for n in ends]
+    return [int(parse_reply(messages[n - 1]["content"]).answer) for n in ends]
 
 
 def test_earlier_turns_are_solved_problems_of_the_train_split():

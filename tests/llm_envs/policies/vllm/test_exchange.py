@@ -199,7 +199,7 @@ def test_weights_of_a_killed_process_are_deleted_by_the_next(monkeypatch):
     code = (
         "import os, signal, sys\nfrom llm_envs.policies.vllm import exchange as module\n"
         f"module._PREFIX = {prefix!r}\n"
-        "exchange = module.WeightStore(None, is_sparse=False)\nprint(exchange._folder, flush=True)\n"
+        "exchange = module.WeightStore(None)\nprint(exchange._folder, flush=True)\n"
         "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -207,7 +207,7 @@ def test_weights_of_a_killed_process_are_deleted_by_the_next(monkeypatch):
     assert killed.returncode == -signal.SIGKILL and left.is_dir()
     living = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     used = Path(living.stdout.readline().strip())
-    exchange = WeightStore(None, is_sparse=False)
+    exchange = WeightStore(None)
     own = exchange._folder
     assert own.is_dir() and used.is_dir() and not left.exists()
     exchange.close()

@@ -4,31 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.vllm.http import is_local
-from llm_envs.policies.vllm.routing import Backoff, RateLimit, Router, Verdict, judge, retry_after_s
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
+from llm_envs.policies.vllm.http import RetryableError, error_of, is_local
+from llm_envs.policies.vllm.routing import Backoff, RateLimit, Router, retry_after_s
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "verdict"),
+    ("status", "text", "kind"),
     [
-        (200, "", Verdict.OK),
-        (401, "", Verdict.DENIED),
-        (403, "", Verdict.DENIED),
-        (404, "The model `x` does not exist.", Verdict.NOT_FOUND),
-        (400, "This model's maximum context length is 256 tokens.", Verdict.CONTEXT_FULL),
-        (400, '{"error": {"code": "context_length_exceeded"}}', Verdict.CONTEXT_FULL),
-        (400, "Token id 7 is out of vocabulary", Verdict.REFUSED),
-        (422, "field required", Verdict.REFUSED),
-        (408, "", Verdict.RETRY),
-        (429, "", Verdict.RETRY),
-        (500, "maximum context length", Verdict.RETRY),
-        (503, "", Verdict.RETRY),
-        (301, "", Verdict.REFUSED),
+        (401, "", InvalidConfigError),
+        (403, "", InvalidConfigError),
+        (404, "The model `x` does not exist.", ModelError),
+        (400, "This model's maximum context length is 256 tokens.", ContextFullError),
+        (400, '{"error": {"code": "context_length_exceeded"}}', ContextFullError),
+        (400, "Token id 7 is out of vocabulary", InvalidConfigError),
+        (422, "field required", InvalidConfigError),
+        (408, "", RetryableError),
+        (429, "", RetryableError),
+        (500, "maximum context length", RetryableError),
+        (503, "", RetryableError),
+        (301, "", InvalidConfigError),
     ],
 )
-def test_what_an_answer_means(status, text, verdict):
-    assert judge(status, text) is verdict
+def test_what_an_answer_means(status, text, kind):
+    assert type(error_of(status, text)) is kind
 
 
 @pytest.mark.parametrize(

@@ -539,6 +539,6 @@ def test_a_server_that_is_killed_in_mid_run_costs_no_group_and_gets_its_weights_
             n_turns += 1
         assert {v.version for g in groups for t in g for turn in t.turns for v in turn.weight_versions} == {5}
     assert servers.pids[1] != killed
-    assert policy._endpoints[1].facts.tag == policy._checkpoint.tag
+    assert policy._endpoints[1].facts.tag == policy.checkpoint.tag
     assert largest_gap(load_model(folder, dtype=torch.float32), sample(policy, 8)) < 1e-4
     assert threading.active_count() < 60

@@ -342,7 +342,7 @@ def test_a_server_without_developer_mode_is_probed_and_cannot_change_its_weights
 
 def test_servers_of_different_models_or_tokenizers_are_refused(one):
     another_model = fake_server(vllm_answers(TOKENIZER, well, id="n", root="n"))
-    with another_model as other, pytest.raises(ModelError, match="give all one model"):
+    with another_model as other, pytest.raises(ModelError, match="Start it as"):
         make_policy([one.url, other.url])
     another_tokenizer = fake_server(vllm_answers(tiny_tokenizer(["Answer"] * 9, vocab_size=300), well))
     with another_tokenizer as other, pytest.raises(ModelError, match="does not tokenize like"):
