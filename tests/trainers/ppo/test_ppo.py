@@ -179,7 +179,7 @@ def test_bootstrapping_is_off_unless_it_is_asked_for(make):
     trainer.train()
     mask = (batches[0]["completion_mask"] * batches[0]["tool_mask"]).bool()
     assert {round(x, 5) for x in batches[0]["returns"][mask].tolist()} == {0.2, 0.5}
-    with pytest.raises(InvalidConfigError, match="only the context_fn could say"):
+    with pytest.raises(InvalidConfigError, match=r"bootstrap_truncated.*context_fn"):
         make(bootstrap_truncated=True, kwargs={"context_fn": last_only})
 
 
@@ -425,21 +425,21 @@ def test_checkpoints_without_a_critic_are_refused(make, tiny_folder, config, tmp
     )
     grpo.train()
     grpo.close()
-    with pytest.raises(InvalidConfigError, match="checkpoint of GRPO, and this is PPO"):
+    with pytest.raises(InvalidConfigError, match=r"GRPO.*PPO"):
         make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
 
 
 def test_what_contradicts_itself_is_refused(make, config, tiny_folder, tmp_path):
-    with pytest.raises(ValueError, match="kl_fn is given, but kl_coef=0"):
+    with pytest.raises(ValueError, match=r"kl_fn.*kl_coef=0"):
         replace(PPO, kl_fn=lambda logps, ref, mask: mask)
-    with pytest.raises(InvalidConfigError, match="the critic makes PPO's advantages"):
+    with pytest.raises(InvalidConfigError, match="advantage_fn"):
         make(kwargs={"algorithm": replace(PPO, advantage_fn=lambda rewards, groups, turns: rewards)})
     with pytest.raises(InvalidConfigError, match="use EnvPPOConfig"):
         EnvPPOTrainer(tiny_folder, STAY, config())
     other = tiny_tokenizer(["the cat sat on the mat, the dog on the log"] * 3, vocab_size=290)
     tiny_model(other, hidden_size=32, n_heads=2, max_length=192).save_pretrained(tmp_path / "other")
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(InvalidConfigError, match="its vocabulary differs from the policy's"):
+    with pytest.raises(InvalidConfigError, match="vocabulary"):
         make(critic=str(tmp_path / "other"))
 
 

@@ -204,18 +204,18 @@ def test_the_loop_scores_parts_of_a_batch_as_the_whole(model, tokenizer):
 def test_a_model_without_position_ids_is_refused(tokenizer, tmp_path, config, capsys):
     sizes = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
     made = BartForCausalLM(BartConfig(vocab_size=len(tokenizer), max_position_embeddings=160, is_decoder=True, **sizes))
-    with pytest.raises(ModelError, match=r"BartForCausalLM takes no position_ids"):
+    with pytest.raises(ModelError, match=r"BartForCausalLM .*position_ids"):
         TransformersPolicy(made, tokenizer)
-    with pytest.raises(ModelError, match="takes no position_ids"):
+    with pytest.raises(ModelError, match="position_ids"):
         token_logps(made, [np.array([1, 2, 3]), np.array([4, 5])])
-    with pytest.raises(ModelError, match="takes no position_ids"):
+    with pytest.raises(ModelError, match="position_ids"):
         create_training_state(made)
-    with pytest.raises(ModelError, match="takes no position_ids"):
+    with pytest.raises(ModelError, match="position_ids"):
         EnvGRPOTrainer(made, UNEVEN, config(), processing_class=tokenizer)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=160, n_embd=32, n_layer=1, n_head=2))
-    with pytest.raises(ModelError, match="takes no position_ids"):
+    with pytest.raises(ModelError, match="position_ids"):
         load_critic(made, gpt2, tokenizer)
-    with pytest.raises(ModelError, match="takes no position_ids"):
+    with pytest.raises(ModelError, match="position_ids"):
         EnvGRPOTrainer(gpt2, UNEVEN, config(beta=0.1), processing_class=tokenizer,
                        ref_model_fn=lambda policy: made)  # fmt: skip
     assert len(token_logps(made, [np.array([1, 2, 3])])[0]) == 3  # a row alone has no padding

@@ -348,15 +348,15 @@ def test_rollout_func_says_what_is_wrong(tiny_folder, settings):
     for dataset in (episode_dataset(CALCULATOR, 8), prompt_dataset(SAY, 8)):
         rollout = rollout_func(SAY)
         trainer = GRPOTrainer(tiny_folder, env_reward, settings(), dataset, rollout_func=rollout)
-        with pytest.raises(InvalidConfigError, match=r"is of no episode of test/Say-v0: give the trainer"):
+        with pytest.raises(InvalidConfigError, match="test/Say-v0"):
             trainer.train()
         rollout.close()
     rollout = rollout_func(SAY)
     args = settings(max_completion_length=256)
     trainer = GRPOTrainer(tiny_folder, env_reward, args, episode_dataset(SAY, 8), rollout_func=rollout)
-    with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
+    with pytest.raises(InvalidConfigError, match=r"max_completion_length=\d+"):
         trainer.train()
-    with pytest.raises(InvalidConfigError, match="no episodes to reward"):
+    with pytest.raises(InvalidConfigError, match=r"rollout_func=.*environment_factory="):
         env_reward(["p"], ["c"])
 
 
@@ -507,17 +507,17 @@ def test_games_act_and_single_turns_have_no_tools():
 
 def test_environment_factory_says_what_is_wrong():
     environment = environment_factory(CALCULATOR)()
-    with pytest.raises(InvalidConfigError, match="the data set has no seed: give train_dataset=prompt_dataset"):
+    with pytest.raises(InvalidConfigError, match="train_dataset=prompt_dataset"):
         environment.reset(**episode_dataset(CALCULATOR, 1)[0])
-    with pytest.raises(InvalidConfigError, match="the same environment and env_kwargs"):
+    with pytest.raises(InvalidConfigError, match="env_kwargs"):
         environment.reset(**prompt_dataset(CALCULATOR, 1, env_kwargs={"difficulty": "hard"})[0])
-    with pytest.raises(InvalidConfigError, match="one environment at a time"):
+    with pytest.raises(InvalidConfigError, match=r"name: environment_factory\(env\)"):
         environment_factory([CALCULATOR, SHOP])
 
     class Named(ShopEnv):
         tools = [{"type": "function", "function": ShopEnv.schema | {"name": "reset"}}]
 
-    with pytest.raises(InvalidConfigError, match="a tool is called 'reset'"):
+    with pytest.raises(InvalidConfigError, match="'reset'"):
         environment_factory(Named)
 
 
