@@ -6,6 +6,7 @@ import runpy
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from datasets import Dataset
 from device import on_cpu, rounding, to_device
 from families import family_tokenizer
 from peft import LoraConfig
-from trainings import DENSE, QUIET
+from trainings import DENSE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -40,18 +41,8 @@ TRL_LOSSES = [
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path / "out"),
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            **QUIET,
-        }
-        return EnvDPOConfig(**{**base, **changes})
-
-    return make
+def settings(configure):
+    return partial(configure, EnvDPOConfig, max_steps=-1, per_device_train_batch_size=4)
 
 
 @pytest.fixture

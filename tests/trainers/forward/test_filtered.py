@@ -158,7 +158,7 @@ def test_the_guard_is_on_under_filters(folder, config):
 
 def test_importance_settings_are_checked_with_the_config(config):
     assert config(use_vllm=True, vllm_importance_sampling_mode="geometric_mask")
-    with pytest.raises(InvalidConfigError, match=r"mode is 'truncate'.*token_truncate"):
+    with pytest.raises(InvalidConfigError, match=r"mode='truncate'.*token_truncate"):
         config(use_vllm=True, vllm_importance_sampling_mode="truncate")
     with pytest.raises(InvalidConfigError, match="mode='turn_truncate'"):
         config(use_vllm=True, vllm_importance_sampling_mode="turn_truncate", vllm_importance_sampling_clip_max=None)

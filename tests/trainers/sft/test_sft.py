@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 from datasets import Dataset, load_dataset
 from device import on_cpu
 from families import family_tokenizer
-from trainings import QUIET
 from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -31,18 +31,9 @@ ENV = "test/Say-v0"
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path),
-            "max_steps": 1,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 3e-3,
-            **QUIET,
-        }
-        return EnvSFTConfig(**{**base, **changes})
-
-    return make
+def settings(configure, tmp_path):
+    rate = {"learning_rate": 3e-3, "lr_scheduler_type": "linear"}
+    return partial(configure, EnvSFTConfig, output_dir=str(tmp_path), per_device_train_batch_size=8, **rate)
 
 
 def play(codec, n=8):

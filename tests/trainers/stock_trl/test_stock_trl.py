@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -14,7 +15,7 @@ from datasets import concatenate_datasets
 from device import on_cpu, rounding
 from families import family_tokenizer
 from tool_model import _cut
-from trainings import QUIET, logged
+from trainings import logged
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
@@ -47,22 +48,8 @@ N_PROBLEMS = 4
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path / "out"),
-            "max_steps": 1,
-            "per_device_train_batch_size": 16,
-            "num_generations": 4,
-            "max_completion_length": 80,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            **QUIET,
-            "seed": 7,
-        }
-        return GRPOConfig(**{**base, **changes})
-
-    return make
+def settings(configure):
+    return partial(configure, GRPOConfig, num_generations=4, max_completion_length=80, seed=7)
 
 
 def weights(trainer):
