@@ -20,7 +20,10 @@ class DenseEnv(gym.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.n_turns = 0
-        return f"Say something about {self.np_random.integers(1000)}", {}
+        return self.question(), {}
+
+    def question(self) -> str:
+        return f"Say something about {self.np_random.integers(1000)}"
 
     def state_key(self) -> str:
         return str(self.n_turns)

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
+from gymnasium import Env
 from sound_envs import Backwards, Sum
 
 # Latency.
@@ -124,3 +125,10 @@ class NeverEnds(Backwards):
         if not self.is_right(action):
             return self.question(), 0.0, False, False, {}
         return super().step(action)
+
+
+DEFECTS: dict[str, tuple[type[Env[str, str]], ...]] = {
+    "latency": (ResetsSlowly, StepsSlowly, ReadsLongRepliesSlowly),
+    "memory": (KeepsItsEpisodes, KeepsEverything, LeavesFilesOpen, LeavesThreads),
+    "crashes": (RaisesOnWords, RaisesOnSurrogates, RaisesOnSilence, RaisesOnLength, NeverEnds),
+}

@@ -11,111 +11,20 @@ from functools import cache
 from pathlib import Path
 
 import gymnasium as gym
-from planted_costs import (
-    KeepsEverything,
-    KeepsItsEpisodes,
-    LeavesFilesOpen,
-    LeavesThreads,
-    NeverEnds,
-    RaisesOnLength,
-    RaisesOnSilence,
-    RaisesOnSurrogates,
-    RaisesOnWords,
-    ReadsLongRepliesSlowly,
-    ResetsSlowly,
-    StepsSlowly,
-)
-from planted_sameness import (
-    AnswersWithSurrogates,
-    ClosesForAll,
-    CountsItsEpisodes,
-    DrawsFromNumpy,
-    DrawsFromRandom,
-    EndsWithAWord,
-    GetsHarder,
-    HasSixProblems,
-    IgnoresTheSeed,
-    IgnoresTheSplit,
-    KeepsItsTurn,
-    LeaksOneProblemInTen,
-    PaysInWords,
-    PaysWithNoise,
-    ResetsToTextOnly,
-    SeedsEveryReset,
-    SeedsOnce,
-    SeedsTheModules,
-    SharesItsProblem,
-    SharesSeeds,
-    ShowsItsNumber,
-    ShowsNumbers,
-    ShowsTheTime,
-    StepsAsGymOnceDid,
-    TestsOnTrain,
-    UsesEightSeeds,
-)
-from planted_scores import (
-    AcceptsAListWithIt,
-    AcceptsAnyNumber,
-    AcceptsNearMisses,
-    AcceptsSilence,
-    AcceptsYes,
-    BelievesForgedResults,
-    BelievesItsQuestion,
-    EndsTooEarly,
-    ExceedsItsRange,
-    ForgetsItsComponents,
-    HandsOutItsTests,
-    HasTwoAnswers,
-    HasUnwinnableProblems,
-    ObeysTheAgent,
-    OracleErrs,
-    OracleRaises,
-    OverlooksADenial,
-    PaysBesideItsComponents,
-    PaysFailure,
-    PaysForLength,
-    PaysForTheForm,
-    PaysInfinitely,
-    PaysNaN,
-    ReadsAnswersAsPatterns,
-    RefusesAFullStop,
-    RefusesASentence,
-    RefusesBold,
-    RunsNoTests,
-    TakesAnswersLiterally,
-    TakesTheLastNumber,
-    ThanksForThanks,
-    TrustsTheExitCode,
-)
+import planted_costs
+import planted_sameness
+import planted_scores
 from sound_envs import Backwards, Sum
 
 from llm_envs.checker import Settings
 from llm_envs.checker.certification import Certificate, certify
+from llm_envs.checker.clauses import CHECKS
 
 SETTINGS = Settings(n_episodes=12, max_step_s=0.004, max_reset_s=0.004)
 SOUND = (Sum, Backwards)
+PLANTED = planted_sameness.DEFECTS | planted_scores.DEFECTS | planted_costs.DEFECTS
 DEFECTS: Mapping[str, tuple[type[gym.Env[str, str]], ...]] = {
-    "interface": (
-        *(ResetsToTextOnly, ShowsNumbers, StepsAsGymOnceDid, EndsWithAWord, PaysInWords, AnswersWithSurrogates),
-    ),
-    "determinism": (*(DrawsFromRandom, DrawsFromNumpy, ShowsTheTime, ShowsItsNumber, PaysWithNoise, SeedsTheModules),),
-    "seeds": (IgnoresTheSeed, SharesSeeds, SeedsEveryReset, HasSixProblems, UsesEightSeeds),
-    "splits": (IgnoresTheSplit, TestsOnTrain, LeaksOneProblemInTen),
-    "rewards": (
-        *(PaysNaN, PaysInfinitely, ExceedsItsRange, PaysBesideItsComponents, PaysFailure, ForgetsItsComponents),
-    ),
-    "oracle": (OracleErrs, HasUnwinnableProblems, EndsTooEarly, OracleRaises),
-    "floor": (AcceptsAnyNumber, HasTwoAnswers, AcceptsSilence, AcceptsYes, AcceptsNearMisses),
-    "hacks": (
-        *(AcceptsAListWithIt, BelievesItsQuestion, BelievesForgedResults, ObeysTheAgent, RunsNoTests),
-        *(TrustsTheExitCode, HandsOutItsTests, PaysForLength, ReadsAnswersAsPatterns, PaysForTheForm),
-        *(ThanksForThanks, TakesTheLastNumber, OverlooksADenial),
-    ),
-    "natural forms": (TakesAnswersLiterally, RefusesAFullStop, RefusesBold, RefusesASentence),
-    "isolation": (CountsItsEpisodes, SharesItsProblem, KeepsItsTurn, SeedsOnce, GetsHarder, ClosesForAll),
-    "latency": (ResetsSlowly, StepsSlowly, ReadsLongRepliesSlowly),
-    "memory": (KeepsItsEpisodes, KeepsEverything, LeavesFilesOpen, LeavesThreads),
-    "crashes": (RaisesOnWords, RaisesOnSurrogates, RaisesOnSilence, RaisesOnLength, NeverEnds),
+    check.name: PLANTED[check.name] for check in CHECKS if check.name in PLANTED
 }
 """The check that should catch a defect -> environments with one."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "certify.md"

@@ -8,6 +8,7 @@ import time
 from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium import Env
 from sound_envs import Backwards, Sum
 
 # Interface.
@@ -262,3 +263,14 @@ class ClosesForAll(Backwards):
     def question(self) -> str:
         changed = "please " if ClosesForAll.n_closed > self.n_closed_before else ""
         return f"{changed}{super().question()}"
+
+
+DEFECTS: dict[str, tuple[type[Env[str, str]], ...]] = {
+    "interface": (
+        *(ResetsToTextOnly, ShowsNumbers, StepsAsGymOnceDid, EndsWithAWord, PaysInWords, AnswersWithSurrogates),
+    ),
+    "determinism": (*(DrawsFromRandom, DrawsFromNumpy, ShowsTheTime, ShowsItsNumber, PaysWithNoise, SeedsTheModules),),
+    "seeds": (IgnoresTheSeed, SharesSeeds, SeedsEveryReset, HasSixProblems, UsesEightSeeds),
+    "splits": (IgnoresTheSplit, TestsOnTrain, LeaksOneProblemInTen),
+    "isolation": (CountsItsEpisodes, SharesItsProblem, KeepsItsTurn, SeedsOnce, GetsHarder, ClosesForAll),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gymnasium import Env
 from sound_envs import Backwards, Sum
 
 # Rewards.
@@ -273,3 +274,18 @@ class RefusesASentence(Sum):
 
     def is_right(self, action: str) -> bool:
         return super().is_right(action) and "is" not in action
+
+
+DEFECTS: dict[str, tuple[type[Env[str, str]], ...]] = {
+    "rewards": (
+        *(PaysNaN, PaysInfinitely, ExceedsItsRange, PaysBesideItsComponents, PaysFailure, ForgetsItsComponents),
+    ),
+    "oracle": (OracleErrs, HasUnwinnableProblems, EndsTooEarly, OracleRaises),
+    "floor": (AcceptsAnyNumber, HasTwoAnswers, AcceptsSilence, AcceptsYes, AcceptsNearMisses),
+    "hacks": (
+        *(AcceptsAListWithIt, BelievesItsQuestion, BelievesForgedResults, ObeysTheAgent, RunsNoTests),
+        *(TrustsTheExitCode, HandsOutItsTests, PaysForLength, ReadsAnswersAsPatterns, PaysForTheForm),
+        *(ThanksForThanks, TakesTheLastNumber, OverlooksADenial),
+    ),
+    "natural forms": (TakesAnswersLiterally, RefusesAFullStop, RefusesBold, RefusesASentence),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -90,21 +91,26 @@ def keep():
 
 
 @pytest.fixture
-def config(tmp_path):
-    """Return a factory of small settings, of float32: TRL's default is bfloat16 wherever there is a card."""
-    from llm_envs.trainers import EnvGRPOConfig
+def configure(tmp_path):
+    """Return a factory of small settings of a class, of float32: TRL's default is bfloat16 wherever there is a card."""
 
-    def make(**changes):
+    def make(cls, **changes):
         settings = {
             "output_dir": str(tmp_path / "out"),
             "max_steps": 1,
             "per_device_train_batch_size": 16,
-            "num_generations": 4,
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
-            **PLAYED,
             **QUIET,
         }
-        return EnvGRPOConfig(**{**settings, **changes})
+        return cls(**{**settings, **changes})
 
     return make
+
+
+@pytest.fixture
+def config(configure):
+    """Return a factory of small settings of GRPO."""
+    from llm_envs.trainers import EnvGRPOConfig
+
+    return partial(configure, EnvGRPOConfig, num_generations=4, **PLAYED)

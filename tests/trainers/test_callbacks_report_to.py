@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import socketserver
 import sqlite3
-import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tracker_files import tensorboard_events, wandb_records, watched_proxy
 
 from llm_envs.report import plot_training_curves
 from llm_envs.tracking import read_metrics
@@ -50,21 +48,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
         pytest.importorskip(package)
     from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
-    folder, heard = tmp_path_factory.mktemp("trained"), []
+    folder = tmp_path_factory.mktemp("trained")
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder / "model")
     tiny_model(tokenizer, n_layers=1, max_length=1024).save_pretrained(folder / "model")
 
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            heard.append(self.request.recv(200))
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with watched_proxy() as (proxy, heard):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO"))}
         environment = {name: value for name, value in environment.items() if "OFFLINE" not in name}
         environment.pop("DO_NOT_TRACK", None)
-        proxy = f"http://127.0.0.1:{server.server_address[1]}"
         environment |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), proxy)
         # What docs/guides/logging.md tells to set.
         environment |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_PROJECT": "ours"}
@@ -77,7 +69,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
             text=True,
             timeout=500,
         )
-        server.shutdown()
     assert done.returncode == 0, done.stderr[-4000:]
     yield folder, heard
 
@@ -112,34 +103,19 @@ def test_nothing_goes_to_the_network(trained: tuple[Path, list[bytes]]) -> None:
 
 
 def test_tensorboard_has_the_same(trained: tuple[Path, list[bytes]], ours: dict[int, dict[str, float]]) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     (file,) = (trained[0] / "out").rglob("events.out.tfevents.*")
-    events = EventAccumulator(str(file.parent))
-    events.Reload()
+    events = tensorboard_events(file.parent)
     for name in ("loss", "reward", "env/success"):
         found = {event.step: event.value for event in events.Scalars(f"train/{name}")}
         assert found == pytest.approx({step: ours[step][name] for step in (1, 2)}, abs=1e-6)
 
 
 def test_wandb_has_the_same_and_a_table(trained: tuple[Path, list[bytes]], ours: dict[int, dict[str, float]]) -> None:
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = trained[0].rglob("*.wandb")
-    data, place, part, history = path.read_bytes(), 7, b"", []
-    while place + 7 <= len(data):  # LevelDB's log format
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        part += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(part)
-            part = b""
-            if record.WhichOneof("record_type") == "history":
-                history.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
+    history = [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+        for record in wandb_records(trained[0])
+        if record.WhichOneof("record_type") == "history"
+    ]
     for step in (1, 2):
         (found,) = [r for r in history if r.get("train/global_step") == step and "train/env/success" in r]
         assert {n: found[f"train/{n}"] for n in ("loss", "reward")} == pytest.approx(

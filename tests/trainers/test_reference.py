@@ -209,7 +209,7 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
     if kind != "grpo":
         return
     without = make(settings | {"output_dir": str(tmp_path / "without")})
-    with pytest.raises(InvalidConfigError, match="a reference with separate weights, the trainer has none"):
+    with pytest.raises(InvalidConfigError, match="reference_update_fn, sync_ref_model"):
         without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
@@ -243,7 +243,7 @@ def test_a_resumed_run_has_the_reference_that_trl_moved(make, tmp_path, kind):
 def test_a_checkpoint_without_the_reference_that_trl_moves_is_refused(make, tmp_path, saved, resumed):
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY | saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")} | resumed)
-    with pytest.raises(InvalidConfigError, match=r"a reference with separate weights.* sync_ref_model"):
+    with pytest.raises(InvalidConfigError, match="reference_update_fn, sync_ref_model"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
 
 
@@ -333,10 +333,10 @@ def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
     unknown.resize_token_embeddings(400)
     unknown.config._name_or_path = unknown.name_or_path = ""
     for kind in ("grpo", "dpo"):
-        with pytest.raises(InvalidConfigError, match=r"knows 400 ids, the policy \d+.*same family"):
+        with pytest.raises(InvalidConfigError, match=r"400 ids, the policy \d+"):
             make(kind=kind, ref_model_fn=lambda policy: unknown)
     shifted = shifted_words(tmp_path, tiny_folder)
-    with pytest.raises(InvalidConfigError, match=r"has another tokenizer \(\d+ of the policy's"):
+    with pytest.raises(InvalidConfigError, match=r"\d+ of the policy's"):
         make(ref_model_fn=lambda policy: shifted)
     larger = other_words(tmp_path)  # further words do no harm
     make({"max_steps": 1}, ref_model_fn=lambda policy: larger).train()
@@ -371,7 +371,7 @@ def test_under_lora_another_module_cannot_take_the_adapters_place(make):
         return copy.deepcopy(reference)
 
     trainer = make(peft_config=lora(), reference_update_fn=replace)
-    with pytest.raises(InvalidConfigError, match="returned another module; under PEFT"):
+    with pytest.raises(InvalidConfigError, match="reference_update_fn"):
         trainer.train()
 
 
@@ -389,11 +389,11 @@ def test_an_update_may_return_another_model(make):
 def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resumed):
     make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY, kind=saved).train()
     trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")}, kind=resumed)
-    with pytest.raises(InvalidConfigError, match=f"checkpoint of {saved.upper()}, and this is {resumed.upper()}"):
+    with pytest.raises(InvalidConfigError, match=f"{saved.upper()}, .*{resumed.upper()}"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
     for name in ("llm_envs_state.json", "training_args.bin"):
         (tmp_path / "saved" / "checkpoint-1" / name).unlink()
-    with pytest.raises(InvalidConfigError, match="learned by TRL's own loss"):
+    with pytest.raises(InvalidConfigError, match=r"checkpoint-1 .*TRL"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
 
 
@@ -505,7 +505,7 @@ def test_a_policy_that_is_not_the_folder_that_trl_loads_the_reference_from_is_re
     model = AutoModelForCausalLM.from_pretrained(tiny_folder)
     with torch.no_grad():
         model.get_output_embeddings().weight.add_(0.1 * torch.randn_like(model.get_output_embeddings().weight))
-    with pytest.raises(InvalidConfigError, match=r"differ from the policy's by .*ref_model_fn=frozen_copy"):
+    with pytest.raises(InvalidConfigError, match="ref_model_fn=frozen_copy"):
         make(model=model, processing_class=tiny_tokenizer())
     make(model=model, processing_class=tiny_tokenizer(), ref_model_fn=frozen_copy)
 

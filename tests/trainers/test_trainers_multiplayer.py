@@ -6,7 +6,7 @@ import gymnasium as gym
 import pytest
 import torch
 from device import spy_on_batches
-from trainings import QUIET, TRAINERS
+from trainings import PLAYED, TRAINERS
 
 from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import MultiplayerEnv, PastVersions
@@ -42,26 +42,16 @@ class LongerEnv(gym.Env):
 
 
 @pytest.fixture
-def make(tiny_folder, tmp_path, keep):
+def make(tiny_folder, configure, keep):
     LongerEnv.n_games = 0
 
     def build(kind, opponent=None, **changes):
-        settings = {
-            "output_dir": str(tmp_path / "out"),
-            "max_steps": 1,
-            "per_device_train_batch_size": 16,
-            "max_completion_length": 16,
-            "max_turn_tokens": 8,
-            "learning_rate": 1e-3,
-            **QUIET,
-            "save_trajectories": False,
-            "num_train_seeds": 64,
-        }
+        settings = {**PLAYED, "max_completion_length": 16, "lr_scheduler_type": "linear", "save_trajectories": False}
         algorithm = changes.pop("algorithm", None)
         trainer_class, config = TRAINERS[kind]
         settings |= {"num_generations": 4} if kind == "grpo" else {}
         env = MultiplayerEnv(LongerEnv, opponent)
-        trainer = keep(trainer_class(tiny_folder, env, config(**{**settings, **changes}), algorithm=algorithm))
+        trainer = keep(trainer_class(tiny_folder, env, configure(config, **settings | changes), algorithm=algorithm))
         trainer.outputs = spy_on_batches(trainer)
         return trainer
 

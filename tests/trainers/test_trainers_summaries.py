@@ -93,7 +93,7 @@ def test_pairs_of_episodes_with_summaries_are_refused():
     settings = {"codec": ByteCodec(), "env_kwargs": {"n_turns": 6}, "context_fn": SUMMARIZE, "progress": False}
     with Collector(NumbersEnv, HashingTokenPolicy(ByteCodec(), list("0123456789")), **settings) as collector:
         groups = collector.collect(3, 6)
-    with pytest.raises(InvalidConfigError, match="has 3 rows, and a pair compares two sequences"):
+    with pytest.raises(InvalidConfigError, match=" 3 rows"):
         preference_pairs(groups)
 
 

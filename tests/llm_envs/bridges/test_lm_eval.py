@@ -13,11 +13,13 @@ from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.doors, require("lm_eval")]
 
-CHOICE = """
-task: letters_choice
+DATA = """
+task: {name}
 dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
+dataset_kwargs: {{data_files: {{test: {file}}}}}
 test_split: test
+"""
+CHOICE = """
 output_type: multiple_choice
 doc_to_text: "{{question}} "
 doc_to_choice: ["apple", "pear", "plum tree"]
@@ -25,10 +27,6 @@ doc_to_target: answer
 metric_list: [{metric: acc}]
 """
 GENERATE = """
-task: letters_generate
-dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
-test_split: test
 output_type: generate_until
 doc_to_text: "{{question}}"
 doc_to_target: "{{text}}"
@@ -36,10 +34,6 @@ generation_kwargs: {until: ["e"], max_gen_toks: 12, do_sample: false}
 metric_list: [{metric: exact_match}]
 """
 ROLLING = """
-task: letters_rolling
-dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
-test_split: test
 output_type: loglikelihood_rolling
 doc_to_text: ""
 doc_to_target: "{{question}}"
@@ -54,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"question": f"Which fruit is number {n}?", "answer": n % 3, "text": "pear"} for n in range(6)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, text in zip(TASKS, (CHOICE, GENERATE, ROLLING), strict=True):
-        (folder / f"{name}.yaml").write_text(text.replace("FILE", str(folder / "rows.jsonl")))
+        (folder / f"{name}.yaml").write_text(DATA.format(name=name, file=folder / "rows.jsonl") + text)
     return folder
 
 

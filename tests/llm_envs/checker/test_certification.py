@@ -20,12 +20,11 @@ from planted_defects import (
     PAGE,
     SETTINGS,
     SOUND,
-    Backwards,
-    Sum,
-    TakesTheLastNumber,
     measured,
     table,
 )
+from planted_scores import TakesTheLastNumber
+from sound_envs import Backwards, Sum
 
 from llm_envs.checker import Settings
 from llm_envs.checker.certification import certify
@@ -247,7 +246,7 @@ def test_the_exit_codes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["certify", "planted_defects:Sum", "-n", "12", "--out", str(tmp_path)]) == 0
     assert "ok   oracle: oracle_earns_the_maximum: 100% of 12 episodes" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["badge.json", "certificate.html", "certificate.json"]
-    assert main(["certify", "planted_defects:OracleErrs", "--check", "oracle", "--json"]) == 1
+    assert main(["certify", "planted_scores:OracleErrs", "--check", "oracle", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["checks"][0]["status"] == "failed"
     for wrong in (
         ["no/Such-v0"],

@@ -9,30 +9,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hollow_tasks import HOLLOW, HONEST
+from hollow_tasks import DOCSTRING, HOLLOW, HONEST, Looking
 
 from llm_envs import check_task
 from llm_envs.checker.clauses import CLAUSES
 from llm_envs.checker.episodes import ask_oracle, play, remembering, unwrap
 from llm_envs.checker.subject import THOROUGH
 from llm_envs.checker.verdicts import EXCUSABLE
-from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, split_of
+from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
 from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, last_number, parse_reply
 from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace
-
-DOCSTRING = """Say the number.
-
-## Description
-## Observation
-## Action
-## Reward
-## Episode End
-## Arguments
-The level is "only".
-## Version History
-"""
 
 
 class Sound(SingleTurnEnv):
@@ -78,27 +66,10 @@ class SoundGame(TextEnv):
         return format_answer(self.problem["n"] if self.said_yes else "yes")
 
 
-class SoundTool(ToolEnv):
-    __doc__ = DOCSTRING
-    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
-    default_difficulty = "only"
-    problem_fields = {"n": int}
-
-    def make_tools(self):
-        return [self.look]
-
+class SoundTool(Looking):
     def look(self) -> str:
         """Look."""
         return str(self.problem["n"])
-
-    def generate(self):
-        return {"n": int(self.np_random.random() * 1_000_000)}
-
-    def prompt(self):
-        return "Look, then say it."
-
-    def is_correct(self, answer):
-        return answer == str(self.problem["n"])
 
     def next_action(self):
         return format_answer(self.tool_results[0].output) if self.tool_results else format_tool_call("look")

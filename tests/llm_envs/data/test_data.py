@@ -316,13 +316,13 @@ class TestPreferencePairs:
 
     def test_what_cannot_be_compared_is_refused(self) -> None:
         one, other = self.episode(1, 1.0), self.episode(2, 0.0, digits="34")
-        with pytest.raises(InvalidConfigError, match="members 1 and 2 have different prompts"):
+        with pytest.raises(InvalidConfigError, match="members 1 and 2"):
             preference_pairs(to_groups([one, other]))
         forked = replace(self.episode(2, 0.0), rows=(one.rows[0], one.rows[0]))
         with pytest.raises(InvalidConfigError, match=r"g/2 has 2 rows"):
             preference_pairs(to_groups([one, forked]))
         without = replace(self.episode(2, 0.0), rows=())
-        with pytest.raises(InvalidConfigError, match=r"g/2 has no tokens.*codec="):
+        with pytest.raises(InvalidConfigError, match=r"g/2 .*codec="):
             preference_pairs(to_groups([one, without]))
         with pytest.raises(InvalidConfigError, match="margin is -1"):
             preference_pairs([], margin=-1)

@@ -148,7 +148,7 @@ def test_another_run_and_other_contents_are_refused(address: str, trajectories: 
         with pytest.raises(StoreError, match="seed: 1 there, 2 here"):
             check(settings={"seed": 2}, resume=True)  # type: ignore[no-untyped-call]
     put(as_path(address).parent / "other" / "notes.txt", b"something")
-    with pytest.raises(StoreError, match="is not empty and holds no run"):
+    with pytest.raises(StoreError, match=r"/other .*not empty"):
         RemoteWriter(str(as_path(address).parent / "other"))
     with pytest.raises(StoreError, match="to a local folder"):
         TrajectoryWriter(address)
@@ -271,7 +271,7 @@ def test_a_new_run_does_not_take_what_an_earlier_one_left(tmp_path: Path, spool:
     with start(LEFT, address, spool):
         pass
     shutil.rmtree(tmp_path / "remote")
-    with pytest.raises(StoreError, match=r"never uploaded: resume that run \(resume=True, --resume\), or move"):
+    with pytest.raises(StoreError, match=r"\(resume=True, --resume\)"):
         RemoteWriter(address)
     with RemoteWriter(address, resume=True):
         pass
@@ -280,7 +280,7 @@ def test_a_new_run_does_not_take_what_an_earlier_one_left(tmp_path: Path, spool:
 
 @pytest.mark.smoke
 def test_a_second_writer_of_this_machine_is_refused(address: str) -> None:
-    with RemoteWriter(address), pytest.raises(StoreError, match="another writer of this process"):
+    with RemoteWriter(address), pytest.raises(StoreError, match="this process"):
         RemoteWriter(address, resume=True)
     RemoteWriter(address, resume=True).close()
 
@@ -301,12 +301,12 @@ def test_a_second_writer_of_another_machine_is_refused_until_the_first_has_ended
     address, lock = f"file://{tmp_path}/remote/run", tmp_path / "remote/run/writer.lock"
     with start(WRITING, address, tmp_path / "other", "100") as process:
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
-        with pytest.warns(UserWarning, match="Waiting 20 s"), pytest.raises(StoreError, match="is being written by"):
+        with pytest.warns(UserWarning, match="Waiting 20 s"), pytest.raises(StoreError, match="written by"):
             RemoteWriter(address, resume=True)
         process.send_signal(signal.SIGKILL)
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"lease_s": 0.5}))
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="did not end in order"), RemoteWriter(address, resume=True):
+    with pytest.warns(UserWarning, match=r"writer\.lock"), RemoteWriter(address, resume=True):
         assert 0.4 < time.monotonic() - started < 60  # the lease of the lock; this writer's own is 150 s
     assert "writer.lock" not in names(address)
 
@@ -325,11 +325,11 @@ def test_a_writer_that_was_suspended_stops_when_another_has_taken_over(
         assert process.stdout is not None and process.stdout.readline() == "writing\n"
         with pytest.raises(StoreError, match="taken over by"):
             first.compact()
-        with pytest.raises(StoreError, match=rf"could not be uploaded are in {spool}.*resume the run on this machine"):
+        with pytest.raises(StoreError, match=f"{spool}.*resume the run"):
             first.close()
         process.send_signal(signal.SIGKILL)
     assert read_trajectories(address) == []
-    with pytest.warns(UserWarning, match="did not end in order"), RemoteWriter(address, resume=True):
+    with pytest.warns(UserWarning, match=r"writer\.lock"), RemoteWriter(address, resume=True):
         pass
     assert read_trajectories(address) == trajectories[:1]
 
@@ -346,7 +346,7 @@ def test_a_writer_without_its_lock_says_so_at_the_next_episode(address: str, tra
         return False
 
     wait_for(stops)
-    with pytest.raises(StoreError, match="resume the run on this machine"):
+    with pytest.raises(StoreError, match="resume the run"):
         writer.close()
 
 
@@ -407,9 +407,9 @@ def test_a_lock_that_another_writer_took_is_read_in_spite_of_an_earlier_listing(
     ListingFileSystem.store[lock].seek(0)
     ListingFileSystem.store[lock].truncate()
     ListingFileSystem.store[lock].write(b'{"owner": "someone else"}')  # by another process, whose put is not seen here
-    with pytest.raises(StoreError, match="taken over by someone else"):
+    with pytest.raises(StoreError, match="someone else"):
         writer.compact()
-    with pytest.raises(StoreError, match="taken over by someone else"):
+    with pytest.raises(StoreError, match="someone else"):
         writer.close()
 
 
@@ -431,7 +431,7 @@ def test_uploads_that_fail_are_repeated(flaky: str, trajectories: list[Trajector
     writer = RemoteWriter(flaky, upload_every_s=1000)
     writer.write(trajectories[0])
     FlakyFileSystem.is_cut = True
-    with pytest.raises(StoreError, match=r"cannot be reached \(RuntimeError: connection reset by peer\)"):
+    with pytest.raises(StoreError, match="RuntimeError: connection reset by peer"):
         writer.compact()
     writer.write(trajectories[1])
     FlakyFileSystem.is_cut = False
@@ -465,7 +465,7 @@ def test_what_cannot_be_uploaded_at_the_end_stays_here(flaky: str, spool: Path, 
     writer = RemoteWriter(flaky, upload_every_s=1000)
     writer.write(trajectories[0])
     FlakyFileSystem.is_cut = True
-    with pytest.raises(StoreError, match=f"could not be uploaded are in {spool}"):
+    with pytest.raises(StoreError, match=str(spool)):
         writer.close()
     for refused in (lambda: read_trajectories(flaky), lambda: RemoteWriter(flaky, resume=True)):
         with pytest.raises(StoreError, match="cannot be reached"):  # and is not taken for an empty folder
@@ -562,7 +562,7 @@ def test_a_shard_there_that_is_being_written_is_not_merged(address: str, tmp_pat
     collect_run(NumbersEnv, OraclePolicy(), out=part, n_groups=2, shard=Shard(0, 1))
     with RemoteWriter(part, settings=read_manifest(part).settings, resume=True):
         for target in (f"{address}-merged", tmp_path / "merged"):
-            with pytest.raises(StoreError, match="is being written, or its writer was killed"):
+            with pytest.raises(StoreError, match="being written"):
                 merge_runs([address], target)
     assert merge_runs([address], tmp_path / "merged") == 2
     with pytest.raises(StoreError, match="has no shard"):

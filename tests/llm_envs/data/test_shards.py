@@ -97,7 +97,7 @@ class TestMerge:
         shards = [Shard(index, 2) for index in range(2)]
         n_failed = [collect(s.folder(tmp_path / "p"), shard=s, policy=policy).n_failed for s in shards]
         assert min(n_failed) > 0
-        with pytest.raises(StoreError, match=r"of 12 episodes: finish it"):
+        with pytest.raises(StoreError, match=" of 12 episodes"):
             merge_runs([tmp_path / "p"], tmp_path / "merged")
         fails = False
         for shard in shards:
@@ -110,18 +110,18 @@ class TestMerge:
 class TestRefused:
     def test_a_missing_shard(self, parts: Path, tmp_path: Path) -> None:
         shutil.rmtree(parts / "shard-1-of-3")
-        with pytest.raises(StoreError, match=r"1 of 3 shards are missing \(1/3\): play each .* --shard 1/3"):
+        with pytest.raises(StoreError, match=r"1 of 3 .*\(1/3\): .* --shard 1/3"):
             merge_runs([parts], tmp_path / "merged")
         assert not (tmp_path / "merged").exists()
 
     def test_a_shard_without_its_manifest_is_not_called_missing(self, parts: Path, tmp_path: Path) -> None:
         (parts / "shard-1-of-3" / "manifest.json").unlink()
-        with pytest.raises(StoreError, match=r"shard-1-of-3 has no manifest.json: put it back, or move the folder"):
+        with pytest.raises(StoreError, match=r"shard-1-of-3 .*manifest\.json"):
             merge_runs([parts], tmp_path / "merged")
 
     def test_one_twice(self, parts: Path, tmp_path: Path) -> None:
         for again in (parts / "shard-1-of-3", shutil.copytree(parts / "shard-1-of-3", tmp_path / "copy")):
-            with pytest.raises(StoreError, match=r"shard 1/3 is there twice, .*leave one out"):
+            with pytest.raises(StoreError, match=r"shard 1/3 .*twice"):
                 merge_runs([parts, again], tmp_path / "merged")
 
     @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ class TestRefused:
 
     def test_another_number_of_shards(self, parts: Path, tmp_path: Path) -> None:
         collect(tmp_path / "other", shard=Shard(0, 2))
-        with pytest.raises(StoreError, match=r"shard: 3 there, 2 here.*: leave it out"):
+        with pytest.raises(StoreError, match="shard: 3 there, 2 here"):
             merge_runs([parts, tmp_path / "other"], tmp_path / "merged")
 
     def test_an_unfinished_one(self, parts: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ class TestRefused:
             collect(folder, shard=Shard(0, 3), on_trajectory=interrupt_after(3))
         n = len(finished(folder))
         assert 3 <= n < 8
-        with pytest.raises(StoreError, match=rf"has {n} of 8 episodes: finish it .* --shard 0/3 and --resume"):
+        with pytest.raises(StoreError, match=f" {n} of 8 .* --shard 0/3 and --resume"):
             merge_runs([parts], tmp_path / "merged")
         collect(folder, shard=Shard(0, 3), resume=True)
         assert merge_runs([parts], tmp_path / "merged") == 22
@@ -177,7 +177,7 @@ class TestRefused:
 
     def test_a_folder_with_something(self, parts: Path, tmp_path: Path) -> None:
         collect(tmp_path / "whole")
-        with pytest.raises(StoreError, match=r"whole holds a run already: choose another --out\."):
+        with pytest.raises(StoreError, match=r"whole .*--out\."):
             merge_runs([parts], tmp_path / "whole")
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "notes.txt").write_text("keep")

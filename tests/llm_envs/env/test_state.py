@@ -88,7 +88,7 @@ def test_an_object_that_holds_itself() -> None:
     one, other = Slotted(None), Slotted(None)
     one.a, other.a = [one], [other]
     assert digest(one) == digest(other)
-    with pytest.raises(TypeError, match="the content of a lock cannot be read"):
+    with pytest.raises(TypeError, match="lock"):
         digest({"lock": threading.Lock()})
 
 
@@ -222,7 +222,7 @@ def test_keys_of_stored_episodes() -> None:
     straight = state_keys(episode_of(Walk, OraclePolicy()), Walk)
     assert len(set(straight)) == 2
     assert state_keys(episode_of(Walk, Wanderer()), Walk) == straight * 2  # at 0, 1, 0, 1
-    with pytest.raises(InvalidConfigError, match=r"has no state_key\(\)"):
+    with pytest.raises(InvalidConfigError, match=r"state_key\(\)"):
         state_keys(episode_of(Plain, ConstantPolicy("x")), Plain)
 
 

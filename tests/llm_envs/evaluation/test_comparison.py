@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
+from make_trajectories import make_trajectory
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation import Results, compare, paired_interval, show_comparison, show_results
 from llm_envs.evaluation.replayed import results_of
 from llm_envs.evaluation.scores import Scoreboard
 from llm_envs.evaluation.statistics import bootstrap_interval
-from llm_envs.types import RolloutError, StopReason, Trajectory, Turn
+from llm_envs.types import Trajectory
 
 
 def episode(env_id: str, kwargs: dict[str, str], seed: int, member: int, letter: str) -> Trajectory:
-    is_errored = letter == "e"
-    return Trajectory(
-        env_id=env_id,
-        env_kwargs=kwargs,
-        seed=seed,
-        group_id=f"0-{seed}",
-        member=member,
-        messages=(),
-        tools=(),
-        rows=(),
-        turns=(Turn(2.0 * (letter == "1"), {}),),
-        terminated=not is_errored,
-        truncated=False,
-        stop_reason=StopReason.ERROR if is_errored else StopReason.TERMINATED,
-        status="errored" if is_errored else "ok",
-        is_success=None if is_errored else letter == "1",
-        error=RolloutError("TimeoutError", "late", "policy") if is_errored else None,
-    )
+    made = make_trajectory(None if letter == "e" else 2.0 * (letter == "1"), member=member)
+    return replace(made, env_id=env_id, env_kwargs=kwargs, seed=seed, group_id=f"0-{seed}")
 
 
 def results(*won: str, env_id: str = "E-v0", first: int = 0, difficulty: str | None = None) -> Results:
@@ -145,7 +131,7 @@ def test_the_tables() -> None:
     assert " ".join(shown[0].split()) == head
     assert shown[1].split()[:5] == ["E-v0", "hard", "6", "2", "72.7%"]
     assert shown[1].split()[11:13] == ["100.0%", "60.0%"]  # of the five problems with two scored samples
-    assert shown[-1] == "E-v0 hard: policy: TimeoutError x1"
+    assert shown[-1] == "E-v0 hard: env.step: E x1"
     both = joined(this, results(*"10", env_id="F-\x1b[31mv0"))
     assert "\x1b" not in show_results(both) and "mean of the tasks" in show_results(both)
     lines = show_comparison(compare(both, both, names=("a\x1b", "b"))).splitlines()

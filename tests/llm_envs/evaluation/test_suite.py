@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from make_trajectories import make_trajectory
 
 from llm_envs import evaluate
 from llm_envs.errors import InvalidConfigError, StoreError
@@ -40,18 +42,14 @@ def episode(
     """An episode of a turn for each reward, the first `malformed` of them malformed."""
     turns = [Turn(r, {"correct": r, "malformed": float(i < malformed)}) for i, r in enumerate(rewards)]
     reason = {"ok": StopReason.TERMINATED, "errored": StopReason.ERROR, "unscored": StopReason.PROMPT_TOO_LONG}[status]
-    return Trajectory(
+    return replace(
+        make_trajectory(None, member=member),
         env_id=env_id,
         env_kwargs=dict(kwargs or {}),
         seed=seed,
         group_id=f"0-{seed}",
-        member=member,
-        messages=(),
-        tools=(),
-        rows=(),
         turns=tuple(turns),
         terminated=reason is StopReason.TERMINATED,
-        truncated=False,
         stop_reason=reason,
         status=status,
         is_success=success if status == "ok" else None,

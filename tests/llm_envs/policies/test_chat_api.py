@@ -81,7 +81,7 @@ def test_a_request_in_the_form_of_the_api():
         "n": 1,
     }
     assert "max_completion_tokens" in chat_request("m", ASK, (), params, max_tokens_name="max_completion_tokens")
-    with pytest.raises(InvalidConfigError, match=r"stop_token_ids is \(7,\)"):
+    with pytest.raises(InvalidConfigError, match=r"stop_token_ids .*\(7,\)"):
         chat_request("m", ASK, (), SamplingParams(stop_token_ids=(7,)))
 
 
@@ -201,7 +201,7 @@ def test_what_may_succeed_later_is_tried_again_with_one_warning(caplog):
 
 def test_in_the_end_the_last_failure_is_said():
     with fake_server(lambda asked, n: Answer(503, {"message": "still loading"})) as server:
-        with pytest.raises(BridgeError, match=r"failed 3 times.*503: still loading"):
+        with pytest.raises(BridgeError, match=r"3 times.*503: still loading"):
             reply(server.url, max_retries=2)
         url = server.url
     with pytest.raises(BridgeError, match=r"failed 2 times.*ConnectError"):
@@ -322,13 +322,13 @@ def test_a_key_that_a_server_says_back_is_not_kept():
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://x:99999", "https://x:port"])
 def test_a_url_that_cannot_be_asked_is_refused(url):
-    with pytest.raises(InvalidConfigError, match="no host, or an invalid port"):
+    with pytest.raises(InvalidConfigError, match=r"host.* port"):
         ChatAPIPolicy(url, "m")
 
 
 def test_wrong_settings_are_refused():
     for url in ("127.0.0.1:8000", "ftp://x"):
-        with pytest.raises(InvalidConfigError, match="must begin with http"):
+        with pytest.raises(InvalidConfigError, match=f"'{url}'"):
             ChatAPIPolicy(url, "m")
     for settings in ({"max_concurrency": 0}, {"max_retries": -1}, {"timeout_s": 0}):
         with pytest.raises(InvalidConfigError, match=next(iter(settings))):

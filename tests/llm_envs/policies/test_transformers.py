@@ -124,7 +124,7 @@ def test_a_turn_that_cannot_join_waits_and_says_why(policy, monkeypatch):
         await asyncio.gather(first, second)
         assert answered == [first, second]
 
-    with pytest.warns(UserWarning, match="until all turns of a batch have ended, because its cache is special"):
+    with pytest.warns(UserWarning, match="cache"):
         asyncio.run(run())
 
 

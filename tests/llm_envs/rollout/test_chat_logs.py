@@ -129,7 +129,7 @@ class TestFamilies:
         results = [{"role": "tool", "tool_call_id": id_, "content": id_.upper()} for id_ in "ba"]
         log = [USER, {"role": "assistant", "content": "See:", "tool_calls": calls}, *results, SAID]
         codec = ChatCodec(family_tokenizer("gptoss"))
-        with pytest.raises(ModelError, match=r"messages\[1\]: .* one call per turn"):
+        with pytest.raises(ModelError, match=r"messages\[1\]: .*one call"):
             from_messages(log, codec=codec, tools=TOOLS)
         split = from_messages(log, codec=codec, tools=TOOLS, one_call_a_turn=True, reward=1.0)
         assert [m.content for m in split.messages if m.role == "tool"] == ["A", "B"]
@@ -346,9 +346,9 @@ class TestRefused:
             from_messages(messages, codec=BYTES, **settings)
 
     def test_a_reward_that_is_no_number(self) -> None:
-        with pytest.raises(InvalidConfigError, match="reward of a log is nan"):
+        with pytest.raises(InvalidConfigError, match=r"reward .* nan"):
             from_messages([USER, SAID], codec=BYTES, reward=float("nan"))
-        with pytest.raises(InvalidConfigError, match="reward of a log is 'good'"):
+        with pytest.raises(InvalidConfigError, match=r"reward .*'good'"):
             from_messages([USER, SAID], codec=BYTES, reward="good")
 
     @pytest.mark.parametrize("tool", ["look_up", {"description": "x"}, {"type": "function", "function": {}}])

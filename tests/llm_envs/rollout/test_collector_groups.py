@@ -140,7 +140,7 @@ def test_given_groups_that_a_filter_drops_are_replaced_by_the_refills_in_order(c
 
 def test_a_filter_that_nothing_passes_stops_with_a_message():
     collector = make(HashingTokenPolicy(CODEC, right_digit), group_filter=create_spread_filter(), max_refills=3)
-    with pytest.raises(RolloutFailedError, match=r"6 groups .*0 of the 2 wanted.*: 1, 1"):
+    with pytest.raises(RolloutFailedError, match=r"6 groups .*0 of the 2 .*: 1, 1"):
         collector.collect(2, 2)
     assert collector.stats.running == 0
     check_books(collector)
@@ -148,12 +148,12 @@ def test_a_filter_that_nothing_passes_stops_with_a_message():
 
 def test_a_stream_that_nothing_passes_stops_with_a_message():
     collector = make(group_filter=lambda group: False, max_refills=2)
-    with pytest.raises(RolloutFailedError, match=r"6 groups in a row were played and none .*max_refills=2, 3 open"):
+    with pytest.raises(RolloutFailedError, match=r"6 groups .*max_refills=2, 3 open"):
         list(collector.stream(2, max_open=3))
     assert collector.stats.running == 0
     check_books(collector)
     failing = make(with_failures(HashingTokenPolicy(CODEC, DIGITS), 1.0), fail_fast=True, max_refills=2, max_retries=0)
-    with pytest.raises(RolloutFailedError, match=r"The rewards of the last one: errored.*In total") as caught:
+    with pytest.raises(RolloutFailedError, match=r"errored.*In total") as caught:
         list(failing.stream(2, max_open=3))
     assert "success" not in str(caught.value)  # nothing was scored: there is no share of it
 
@@ -308,13 +308,13 @@ def test_a_selection_sees_what_passed_the_filter_and_goes_with_over_sampling():
 )
 def test_a_selection_that_returns_something_else_is_refused(wrong):
     collector = make(select_fn=wrong, seed=1)
-    with pytest.raises(InvalidConfigError, match=r"select_fn returned .* for 2 of 4 candidates"):
+    with pytest.raises(InvalidConfigError, match=r"select_fn .* 2 of 4"):
         collector.collect(2)
     with pytest.raises(InvalidConfigError, match=r"select_from=0\.5"):
         make(select_fn=wrong, select_from=0.5)
     with pytest.raises(InvalidConfigError, match=r"over_sampling=inf"):
         make(over_sampling=float("inf"))
-    with pytest.raises(InvalidConfigError, match="it does not work with a stream"):
+    with pytest.raises(InvalidConfigError, match="select_fn"):
         next(collector.stream())
 
 
@@ -433,7 +433,7 @@ def test_a_partial_has_the_versions_of_its_turns_and_of_the_pieces_of_one():
 def test_over_sampling_with_other_groups_is_refused_until_closed():
     with make(over_sampling=1.5) as collector:
         collector.collect(2, 2)
-        with pytest.raises(InvalidConfigError, match=r"left groups of 2 .* wants groups of 3\. Call close"):
+        with pytest.raises(InvalidConfigError, match=r"groups of 2 .*groups of 3\."):
             collector.collect(2, 3)
         collector.close()
         assert len(collector.collect(2, 3)) == 2
@@ -509,7 +509,7 @@ def test_a_stream_under_a_bound_on_staleness():
         async for _ in make().astream(1, capacity_fn=lambda taken, waiting, under_way: 0):
             pass
 
-    with pytest.raises(InvalidConfigError, match="cannot start a group: capacity_fn returned 0, with 0 taken"):
+    with pytest.raises(InvalidConfigError, match="capacity_fn returned 0, with 0"):
         asyncio.run(starved())
 
 

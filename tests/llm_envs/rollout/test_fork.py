@@ -63,14 +63,14 @@ def test_every_turn_of_every_task_is_reached_again(task: str, level: str, policy
 def test_what_answers_otherwise_is_named() -> None:
     episode = played(OraclePolicy(), n=1)[0]
     turns = (replace(episode.turns[0], reward=0.5, components={"reward": 0.5}), *episode.turns[1:])
-    with pytest.raises(ReplayError, match=r"turn 0: the environment answers .*0\.5.* is stored"):
+    with pytest.raises(ReplayError, match=r"turn 0: .*0\.5"):
         replay_to(replace(episode, turns=turns), 1)
     messages = (*episode.messages[:-1], Message("user", "something else"))
     if episode.messages[-1].role == "assistant":
         messages = (Message("user", "something else"), *episode.messages[1:])
     with pytest.raises(ReplayError, match="something else"):
         replay_to(replace(episode, messages=messages), len(episode.turns))
-    with pytest.raises(InvalidConfigError, match="the turn must be from 0 to"):
+    with pytest.raises(InvalidConfigError, match=rf"from 0 to {len(episode.turns)}"):
         replay_to(episode, len(episode.turns) + 1)
 
 
@@ -159,7 +159,7 @@ def test_another_codec_is_refused() -> None:
 
     policy = HashingTokenPolicy(ByteCodec(), TEXTS)
     episode = played(policy, codec=ByteCodec(), sampling=SAMPLING, limits=RolloutLimits(max_turns=3), n=1)[0]
-    with pytest.raises(ReplayError, match="they differ from token 0 on"):
+    with pytest.raises(ReplayError, match="token 0 "):
         branch(episode, 1, 2, policy, codec=Other(), sampling=SAMPLING, max_retries=0)
 
 
@@ -168,7 +168,7 @@ def test_text_policies_branch_too() -> None:
     group = branch(episode, 1, 3, OraclePolicy())
     assert [member.is_success for member in group] == [True] * 3
     assert all(member.messages[: len(episode.messages[:3])] == episode.messages[:3] for member in group)
-    with pytest.raises(InvalidConfigError, match="turns without tokens before turn 1"):
+    with pytest.raises(InvalidConfigError, match="before turn 1"):
         branch(episode, 1, 3, HashingTokenPolicy(ByteCodec(), TEXTS), codec=ByteCodec())
 
 

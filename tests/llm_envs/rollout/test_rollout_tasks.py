@@ -94,7 +94,7 @@ def test_a_tool_call_is_recorded(codec: ChatCodec) -> None:
 
 
 def test_wrong_settings_name_the_right_ones() -> None:
-    with pytest.raises(llm_envs.errors.UnknownTaskError, match="Did you mean llm/Calculator-v0"):
+    with pytest.raises(llm_envs.errors.UnknownTaskError, match="llm/Calculator-v0"):
         Collector("llm/Calculater-v0", OraclePolicy())
     with pytest.raises(llm_envs.errors.InvalidConfigError, match="'train', 'test'"):
         Collector("llm/Calculator-v0", OraclePolicy(), env_kwargs={"split": "val"})

@@ -78,7 +78,7 @@ def test_the_least_sure_turns_come_first() -> None:
     assert least_sure([changed], 4) == [(0, 2), (0, 3), (0, 1), (0, 2)]
     with Collector(MAZE, RandomPolicy(), progress=False, limits=LIMITS) as playing:
         (group,) = playing.collect(1, 1)
-    with pytest.raises(InvalidConfigError, match="has no log-probabilities"):
+    with pytest.raises(InvalidConfigError, match=r"turn \d+ .*log-probabilities"):
         least_sure(list(group), 1)
 
 
@@ -93,7 +93,7 @@ def test_disagreement_is_in_states_that_were_left_by_different_replies() -> None
 def test_wrong_choices_and_sizes() -> None:
     with collector(limits=LIMITS) as playing:
         groups = playing.collect(1, 2)
-        with pytest.raises(InvalidConfigError, match=r"must be 3 pairs \(root, turn\), of roots with \[5, 5\] turns"):
+        with pytest.raises(InvalidConfigError, match=r"3 pairs .*\[5, 5\]"):
             add_branches(groups, 5, playing.play, lambda found, n: [(0, 9)] * n)
         with pytest.raises(InvalidConfigError, match="has 2 roots"):
             add_branches(groups, 1, playing.play)
@@ -105,7 +105,7 @@ def test_two_members_at_least_begin_anew() -> None:
     assert [n_roots(0.75, size) for size in (3, 4, 5, 6, 9)] == [2, 2, 2, 2, 2]
     assert n_roots(0.0, 1) == 1
     for share, size in ((0.5, 1), (0.75, 2), (0.1, 4)):  # the last one rounds to none
-        with pytest.raises(InvalidConfigError, match=rf"branches={share} of a group of {size} "):
+        with pytest.raises(InvalidConfigError, match=f"branches={share} .* {size} "):
             n_roots(share, size)
 
 

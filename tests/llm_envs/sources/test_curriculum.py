@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from make_trajectories import make_trajectory
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import Curriculum
 from llm_envs.sources.curriculum import create_band_weight, level_shares, next_open, variance_weight
-from llm_envs.types import StopReason, Trajectory
+from llm_envs.types import Trajectory
 
 BAND = create_band_weight(0.2, 0.8)
 
 
 def played(level: str, success: bool, status: str = "ok", **kwargs) -> Trajectory:
-    return Trajectory(
-        env_id="a/A-v0",
-        env_kwargs={"difficulty": level, **kwargs},
-        seed=0,
-        group_id="0",
-        member=0,
-        messages=(),
-        tools=(),
-        rows=(),
-        turns=(),
-        terminated=True,
-        truncated=False,
-        stop_reason=StopReason.TERMINATED,
-        status=status,
-        is_success=success if status == "ok" else None,
-    )
+    kwargs = {"difficulty": level, **kwargs}
+    is_success = success if status == "ok" else None
+    return replace(make_trajectory(1.0), env_id="a/A-v0", env_kwargs=kwargs, status=status, is_success=is_success)
 
 
 class TestShares:

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.policies import ConstantPolicy, OraclePolicy
@@ -14,42 +13,7 @@ from llm_envs.rollout import Collector, EpisodeSpec, play_episode
 from llm_envs.sandbox import MontySandbox, PythonTool
 from llm_envs.tools import BUDGET_EXCEEDED, Budget, Tool, Toolset, budgeted, tool
 from llm_envs.types import ToolResult
-
-
-class Vault(ToolEnv):
-    """Ask a tool for the code, then say it."""
-
-    difficulties = {"only": Difficulty("a code", chance_rate=0.01)}
-    default_difficulty = "only"
-    problem_fields = {"code": int}
-
-    def make_tools(self):
-        return [self.ask]
-
-    def ask(self, times: int = 1) -> str:
-        """Ask for the code."""
-        return f"{self.problem['code']} " * times
-
-    def generate(self):
-        return {"code": int(self.np_random.random() * 10**6)}
-
-    def prompt(self):
-        return "The code?"
-
-    def is_correct(self, answer):
-        if not answer.isdigit():
-            return False
-        return int(answer) == self.problem["code"]
-
-    def next_action(self):
-        if self.tool_results:
-            return format_answer(self.problem["code"])
-        return format_tool_call("ask")
-
-
-def started(env, code=7):
-    env.reset(seed=0, options={"problem": {"code": code}})
-    return env
+from tests.llm_envs.test_env import Vault, started
 
 
 class Library(Vault):

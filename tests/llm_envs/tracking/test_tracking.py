@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import socketserver
 import sqlite3
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tracker_files import tensorboard_events, wandb_records, watched_proxy
 
 from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError, MissingExtraError
@@ -38,26 +36,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 # --- What others wrote ------------------------------------------------------------------------------------------------
-
-
-def wandb_records(folder: Path) -> list[Any]:
-    """Read the one offline run below a folder: LevelDB's log format, a record of W&B's protocol in each."""
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = folder.rglob("*.wandb")
-    data, place, part, records = path.read_bytes(), 7, b"", []
-    while place + 7 <= len(data):
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        part += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last of several
-            records.append(wandb_internal_pb2.Record())
-            records[-1].ParseFromString(part)
-            part = b""
-    return records
 
 
 def wandb_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[int, dict[str, Any]]]:
@@ -84,31 +62,6 @@ def trackio_run(folder: Path, project: str) -> tuple[str, dict[str, Any], dict[i
             steps.setdefault(step, {}).update(json.loads(metrics))
         ((name, config),) = tables.execute("SELECT run_name, config FROM configs")
     return name, json.loads(config), steps
-
-
-def tensorboard_events(folder: Path) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return events
-
-
-@contextmanager
-def watched_proxy() -> Iterator[tuple[str, list[bytes]]]:
-    """Listen where libraries are told that their proxy is, and keep the first words of each connection."""
-    heard: list[bytes] = []
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            heard.append(self.request.recv(200))
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", heard
-        finally:
-            server.shutdown()
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------

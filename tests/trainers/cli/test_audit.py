@@ -256,7 +256,7 @@ def test_a_run_of_online_dpo_is_refused_by_name(trained: Path, tmp_path: Path) -
     """Earlier versions had it, and its record names it."""
     shutil.copytree(trained, tmp_path / "run")
     rewrite_record(tmp_path / "run", lambda lines: lines[0].update(trainer="dpo"))
-    with pytest.raises(InvalidConfigError, match="run is a run of online DPO"):
+    with pytest.raises(InvalidConfigError, match=r"run .*online DPO"):
         audit_training(tmp_path / "run")
 
 

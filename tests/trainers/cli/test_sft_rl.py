@@ -76,11 +76,11 @@ def test_what_is_wrong_in_the_file_is_said(write):
         with pytest.raises(InvalidConfigError, match=message):
             read_settings(write(**changes))
     settings = read_settings(write(rl={"num_generation": 2}))
-    with pytest.raises(InvalidConfigError, match=r"section rl: num_generation: .*num_generations"):
+    with pytest.raises(InvalidConfigError, match=r"rl: num_generation: .*num_generations"):
         settings.rl_config  # noqa: B018 - a property that parses
     path = Path(write())
     path.write_text("mode: sft\n")
-    with pytest.raises(InvalidConfigError, match="the following arguments are required: --env, --out"):
+    with pytest.raises(InvalidConfigError, match="--env, --out"):
         read_settings(path)
 
 

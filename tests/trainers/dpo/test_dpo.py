@@ -6,6 +6,7 @@ import runpy
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from datasets import Dataset
 from device import on_cpu, rounding, to_device
 from families import family_tokenizer
 from peft import LoraConfig
-from trainings import DENSE, QUIET
+from trainings import DENSE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -40,18 +41,8 @@ TRL_LOSSES = [
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path / "out"),
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            **QUIET,
-        }
-        return EnvDPOConfig(**{**base, **changes})
-
-    return make
+def settings(configure):
+    return partial(configure, EnvDPOConfig, max_steps=-1, per_device_train_batch_size=4)
 
 
 @pytest.fixture
@@ -215,7 +206,7 @@ def test_a_pair_has_one_seed_and_no_tie(played, settings):
     assert pair_rows(to_groups(tied), settings(), ordered_pairs) == []
     mixed = [rewarded(played[0], 1.0, "g", 0), rewarded(played[4], 0.0, "g", 1)]
     one = TrajectoryGroup("g", mixed[0].env_id, mixed[0].seed, tuple(mixed))
-    with pytest.raises(InvalidConfigError, match="group g has episodes of 2 seeds"):
+    with pytest.raises(InvalidConfigError, match=r"group g .* 2 seeds"):
         pair_rows([one], settings())
     twice = [rewarded(played[0], 1.0, "g", 0), rewarded(played[0], 0.0, "g", 1)]
     assert pair_rows(to_groups(twice), settings()) == []  # equal tokens say nothing
@@ -359,7 +350,7 @@ def test_a_checkpoint_of_online_dpo_is_refused_by_name(make, played, settings):
     make(args, source=played).train()
     file = Path(args.output_dir) / "checkpoint-1" / "llm_envs_state.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "online": True, "round": 0}))
-    with pytest.raises(InvalidConfigError, match=r'checkpoint-1 is one of online DPO.*algorithm="pairwise"'):
+    with pytest.raises(InvalidConfigError, match=r'checkpoint-1 .*algorithm="pairwise"'):
         make(settings(max_steps=2), source=played).train(resume_from_checkpoint=str(file.parent))
 
 
@@ -380,35 +371,35 @@ def test_the_example_trains_from_a_file(tiny_folder, tmp_path, monkeypatch):
 
 def test_nothing_to_compare_is_refused(make, played, settings, tmp_path):
     tied = [rewarded(t, 0.5, t.group_id, t.member) for t in played]
-    with pytest.raises(InvalidConfigError, match=r"no preference pair is left of the episodes.*pair_margin=0.0"):
+    with pytest.raises(InvalidConfigError, match=r"pair_margin=0\.0"):
         make(source=tied)
-    with pytest.raises(InvalidConfigError, match=r"no preference pair is left.*pair_margin=5"):
+    with pytest.raises(InvalidConfigError, match="pair_margin=5"):
         make(source=played, args=settings(pair_margin=5))
-    with pytest.raises(InvalidConfigError, match="all 8 are longer than 9 tokens"):
+    with pytest.raises(InvalidConfigError, match=r"all 8 .* 9 tokens \(max_length=9"):
         make(source=played, args=settings(max_length=9))
     long = {name: [{"role": "assistant", "content": name * 64}] for name in ("chosen", "rejected")}
     write_jsonl([{"prompt": [{"role": "user", "content": "Go"}]} | long], tmp_path / "long.jsonl")
     for changes in ({}, {"max_length": 10_000}):  # the model's context is 256
-        with pytest.raises(InvalidConfigError, match=r"no preference pair .* all 1 are longer than 256 tokens"):
+        with pytest.raises(InvalidConfigError, match=r"all 1 .* 256 tokens"):
             make(source=str(tmp_path / "long.jsonl"), args=settings(**changes))
     rows = [{"chosen_reward": 0.0, "rejected_reward": 0.0, **row} for row in preference_pairs(to_groups(played))]
     equal = Dataset.from_list([row | {"chosen_reward": 0.0, "rejected_reward": 0.0} for row in rows])
-    with pytest.raises(InvalidConfigError, match="no preference pair is left of 8 pairs"):
+    with pytest.raises(InvalidConfigError, match=r" 8 pairs"):
         make(source=equal)
 
 
 def test_tokens_without_masks_or_beyond_the_vocabulary_are_refused(make, played, settings):
     pairs = Dataset.from_list(preference_pairs(to_groups(played)))
-    with pytest.raises(InvalidConfigError, match=r"pair 0 has chosen_ids and no chosen_mask.*--to pairs"):
+    with pytest.raises(InvalidConfigError, match=r"pair 0 .*chosen_mask.*--to pairs"):
         make(source=pairs.remove_columns(["chosen_mask"]))
     short = [row | {"rejected_mask": row["rejected_mask"][:-1]} for row in pairs]
-    with pytest.raises(InvalidConfigError, match="pair 0: rejected_mask has"):
+    with pytest.raises(InvalidConfigError, match="pair 0: rejected_mask"):
         make(source=Dataset.from_list(short))
     beyond = [row | {"chosen_ids": [10**6, *row["chosen_ids"][1:]]} for row in pairs]
-    with pytest.raises(InvalidConfigError, match="the highest here is 1000000"):
+    with pytest.raises(InvalidConfigError, match=r"\b1000000\b"):
         make(source=Dataset.from_list(beyond))
     wordless = [replace(t, rows=(), turns=tuple(replace(u, row=-1, span=-1) for u in t.turns)) for t in played]
-    with pytest.raises(InvalidConfigError, match=r"episodes without tokens.*encode_messages=True"):
+    with pytest.raises(InvalidConfigError, match="encode_messages=True"):
         make(source=wordless)
     assert len(make(source=wordless, args=settings(encode_messages=True)).train_dataset) == 8
 
@@ -419,7 +410,7 @@ def test_episodes_of_another_tokenizer_are_refused_or_encoded_anew(make, setting
     sampling = SamplingParams(max_new_tokens=8)
     with Collector(DENSE, policy, codec=ChatCodec(other), sampling=sampling, progress=False) as collector:
         foreign = [t for group in collector.collect(8, 2) for t in group]
-    with pytest.raises(InvalidConfigError, match=r"tokens of pair \d are not this model's.*encode_messages=True"):
+    with pytest.raises(InvalidConfigError, match=r"pair \d .*encode_messages=True"):
         make(source=foreign)
     assert len(make(source=foreign, args=settings(encode_messages=True)).train_dataset) == 8
 
@@ -437,7 +428,7 @@ def test_words_in_a_models_own_format_are_its_own(family, settings):
     check_tokenizer(rows, codec)
     row = rows[0]
     wrong = [token - 1 if own else token for token, own in zip(row["chosen_ids"], row["chosen_mask"], strict=True)]
-    with pytest.raises(InvalidConfigError, match="do not read as the messages do"):
+    with pytest.raises(InvalidConfigError, match=r"pair \d .*encode_messages=True"):
         check_tokenizer([row | {"chosen_ids": wrong}], codec)
 
 
@@ -453,12 +444,12 @@ def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
             settings(**{name: value})
     with pytest.raises(InvalidConfigError, match="use EnvDPOConfig"):
         make(source=played, args=DPOConfig(output_dir="x", bf16=False))
-    with pytest.raises(InvalidConfigError, match=r"source=.* not from train_dataset"):
+    with pytest.raises(InvalidConfigError, match=r"source=.*train_dataset"):
         make(source=played, train_dataset=None)
     text = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    with pytest.raises(InvalidConfigError, match="prompt, chosen, rejected must be lists of messages"):
+    with pytest.raises(InvalidConfigError, match="prompt, chosen, rejected"):
         make(source=text)
-    with pytest.raises(InvalidConfigError, match="token rows of single episodes"):
+    with pytest.raises(InvalidConfigError, match="--to pairs"):
         make(source=Dataset.from_list([{"input_ids": [1, 2], "labels": [-100, 2]}]))
 
 

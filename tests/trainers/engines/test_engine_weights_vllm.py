@@ -104,11 +104,11 @@ def test_what_an_engine_cannot_have_is_refused_by_name(engine, folder, name):
 def test_a_model_of_other_names_or_shapes_is_refused(engine, folder):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.resize_token_embeddings(400)
-    with pytest.raises(ModelError, match=r"embed_tokens.weight has shape \(400, 64\)"):
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight .*\(400, 64\)"):
         sync(engine, model)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.model.layers[0].extra = torch.nn.Linear(2, 2)
-    with pytest.raises(ModelError, match=r"unknown: \['model.layers.0.extra.bias'"):
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.extra\.bias"):
         sync(engine, model)
 
 

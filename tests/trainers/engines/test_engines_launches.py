@@ -104,9 +104,9 @@ def trainer_under(plugin=None, *, is_fsdp=False):
 
 def test_a_model_in_pieces_is_no_policy():
     """DeepSpeed is not installed here: its plugin is the one that a run under ZeRO would have."""
-    with pytest.raises(InvalidConfigError, match=r"cannot sample under DeepSpeed's ZeRO-3.*use_vllm=True.*ZeRO-2"):
+    with pytest.raises(InvalidConfigError, match=r"ZeRO-3.*use_vllm=True.*ZeRO-2"):
         trainer_policy(trainer_under(DeepSpeedPlugin(zero_stage=3)))
-    with pytest.raises(InvalidConfigError, match=r"cannot sample under FSDP.*use_vllm=True"):
+    with pytest.raises(InvalidConfigError, match=r"FSDP.*use_vllm=True"):
         trainer_policy(trainer_under(is_fsdp=True))
     for plugin in (None, DeepSpeedPlugin(zero_stage=2)):
         trainer = trainer_under(plugin)
@@ -125,7 +125,7 @@ def test_a_rollout_is_shorter_than_the_process_groups_timeout():
     assert limit_of(64) == limit_of(128) == 1800.0  # all at once: half of the time
     assert limit_of(129) == limit_of(256) == 900.0  # two, one after the other
     assert limit_of(64, max_episode_s=3500.0) == 3500.0
-    with pytest.raises(InvalidConfigError, match=r"may take 3620 s \(1 times max_episode_s=3500, and max_step_s"):
+    with pytest.raises(InvalidConfigError, match=r"3620 s .*max_episode_s=3500, .*max_step_s"):
         limit_of(64, max_episode_s=3500.0, max_step_s=120.0)
     with pytest.raises(InvalidConfigError, match=r"max_episode_s=1800.* 3600 s.*ddp_timeout"):
         limit_of(200, max_episode_s=1800.0)
@@ -134,7 +134,7 @@ def test_a_rollout_is_shorter_than_the_process_groups_timeout():
 def test_on_cpus_the_timeout_is_torchs():
     """As transformers has it: `ddp_timeout` does not reach the process group there."""
     assert limit_of(64, use_cpu=True) == 900.0
-    with pytest.raises(InvalidConfigError, match=r"gives up after 1800 s: lower max_episode_s\."):
+    with pytest.raises(InvalidConfigError, match=r"1800 s: .*max_episode_s\."):
         limit_of(64, use_cpu=True, max_episode_s=1800.0)
 
 

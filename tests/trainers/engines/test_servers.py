@@ -13,7 +13,7 @@ from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 
 
 def test_whole_weights_for_many_servers_are_warned_of():
-    with pytest.warns(UserWarning, match=r"17 servers read all weights.* vllm_transport='delta'.* 'nccl'"):
+    with pytest.warns(UserWarning, match=r"17 servers.*vllm_transport='delta'.*'nccl'"):
         warn_of_slow_transport("checkpoint", MAX_CHECKPOINT_SERVERS + 1)
     with warnings.catch_warnings(action="error"):
         warn_of_slow_transport("checkpoint", MAX_CHECKPOINT_SERVERS)
@@ -38,5 +38,5 @@ def test_a_trainer_warns_with_its_servers(n, transport, n_warnings):
 
 @pytest.mark.smoke
 def test_a_transport_that_is_not_known_is_refused_before_a_model_is_loaded(tmp_path):
-    with pytest.raises(InvalidConfigError, match=r"vllm_transport='rdma'; it must be one of checkpoint, delta"):
+    with pytest.raises(InvalidConfigError, match=r"vllm_transport='rdma'.*checkpoint, delta"):
         EnvGRPOConfig(str(tmp_path), use_vllm=True, vllm_mode="server", vllm_transport="rdma")

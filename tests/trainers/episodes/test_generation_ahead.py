@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_run_or_without_a_file_is_refused(make_player, t
     player.save_ahead(tmp_path)
     other = make_player(is_ahead=True)
     other.load_begun(tmp_path, 1)
-    with pytest.raises(InvalidConfigError, match="resume with the settings of the run"):
+    with pytest.raises(InvalidConfigError, match=r"groups \['train-1-.*plays \['train-5-"):
         play(other, 1, ahead=0, start=5)
     (tmp_path / "0-kept-0.jsonl").unlink()
     with pytest.raises(InvalidConfigError, match=r"lacks 0-kept-0\.jsonl"):
@@ -192,11 +192,11 @@ def test_each_generation_is_numbered_by_the_step_that_it_begins_in(uses, n_accum
 
 
 def test_settings_that_cannot_be_played_ahead_are_refused(tmp_path):
-    with pytest.raises(InvalidConfigError, match=r"async_generations=1; .*without use_vllm"):
+    with pytest.raises(InvalidConfigError, match=r"async_generations=1.*use_vllm"):
         EnvGRPOConfig(str(tmp_path), async_generations=1)
     for wrong in (-1, 1.5, "2"):
-        with pytest.raises(InvalidConfigError, match=rf"async_generations={wrong!r}; it must be 0 or more"):
+        with pytest.raises(InvalidConfigError, match=rf"async_generations={wrong!r}"):
             EnvGRPOConfig(str(tmp_path), async_generations=wrong, use_vllm=True)
     args = EnvGRPOConfig(str(tmp_path), async_generations=1, use_vllm=True)
-    with pytest.raises(InvalidConfigError, match=r"async_generations=1.* dynamic_sampling in all"):
+    with pytest.raises(InvalidConfigError, match=r"async_generations=1.*dynamic_sampling"):
         AlgorithmState(args, {0: "grpo", 5: "dapo"}, known=ALGORITHMS, n_items=64, has_critic=False, may_fork=False)

@@ -147,5 +147,5 @@ def test_a_weight_whose_column_does_not_occur_has_no_effect():
     named = RewardSettings(reward_fns={"f": lambda t: {"ab"[t.member]: 1.0}}, weights={"reward": 0.0, "a": 2.0})
     first, second = (score_episodes([episode([1.0], member)], named, {}) for member in range(2))
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([2.0], [1.0])
-    with pytest.warns(UserWarning, match="names a: no episode of the first generation"):
+    with pytest.warns(UserWarning, match=r"RewardSettings\.weights names a:"):
         warn_of_absent(named, second.columns)

@@ -33,10 +33,10 @@ def test_an_algorithm_goes_through_json(algorithm: Algorithm) -> None:
 
 def test_functions_of_others_are_not_called_by_a_name_from_a_file() -> None:
     mine = replace(GRPO, advantage_fn=lambda rewards_B, group_ids_B, turn_rewards_BK: rewards_B)
-    with pytest.raises(InvalidConfigError, match="the algorithm's advantage_fn is a function of yours"):
+    with pytest.raises(InvalidConfigError, match="advantage_fn"):
         restore(describe(mine))
     for name in ("os:system", "llm_envs.trainers.functional.groups:torch.__loader__"):
-        with pytest.raises(InvalidConfigError, match="is a function of yours"):
+        with pytest.raises(InvalidConfigError, match="loss_fn"):
             restore({**describe(GRPO), "loss_fn": {"function": name}})
 
 

@@ -142,5 +142,5 @@ def test_a_model_with_dropout_in_its_config_is_trained_as_it_samples(make_traine
 @pytest.mark.smoke
 @pytest.mark.trainings
 def test_the_guard_names_dropout_and_its_setting(make_trainer):
-    with pytest.raises(ModelError, match=r"0\.1 in transformer\.drop and \d+ more places.* disable_dropout=True"):
+    with pytest.raises(ModelError, match=r"0\.1 in transformer\.drop .*disable_dropout=True"):
         make_trainer(settings={"disable_dropout": False}).train()

@@ -151,16 +151,16 @@ def test_the_guard_is_on_under_filters(folder, config):
         other = load_model(folder)
         other.lm_head.weight.copy_(other.lm_head.weight.flip(0))
     trainer._policy.model = other
-    with pytest.raises(ModelError, match="differ from the trainer's own"):
+    with pytest.raises(ModelError, match="logps_tolerance"):
         trainer.train()
     trainer.close()
 
 
 def test_importance_settings_are_checked_with_the_config(config):
     assert config(use_vllm=True, vllm_importance_sampling_mode="geometric_mask")
-    with pytest.raises(InvalidConfigError, match="it must be one of token_truncate"):
+    with pytest.raises(InvalidConfigError, match=r"mode='truncate'.*token_truncate"):
         config(use_vllm=True, vllm_importance_sampling_mode="truncate")
-    with pytest.raises(InvalidConfigError, match="give maximum or minimum"):
+    with pytest.raises(InvalidConfigError, match="mode='turn_truncate'"):
         config(use_vllm=True, vllm_importance_sampling_mode="turn_truncate", vllm_importance_sampling_clip_max=None)
 
 
@@ -179,7 +179,7 @@ def test_lambda_by_length_in_the_trainer(folder, config):
     one, _ = one_generation(trainer_of("ppo", folder, config, lam_alpha=1.0, **settings))
     other, mask = one_generation(trainer_of("ppo", folder, config, lam=0.5, **settings))
     assert torch.equal(one["advantages"], other["advantages"]) and mask.any()
-    with pytest.raises(InvalidConfigError, match=r"lam=0\.5 has no effect: lam_alpha"):
+    with pytest.raises(InvalidConfigError, match=r"lam=0\.5.*lam_alpha"):
         trainer_of("ppo", folder, config, lam_alpha=1.0, lam=0.5)
     with pytest.raises(InvalidConfigError, match="lam_alpha=0"):
         trainer_of("ppo", folder, config, lam_alpha=0.0)

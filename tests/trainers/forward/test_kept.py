@@ -119,7 +119,7 @@ def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     _, metrics = training_iteration(state, groups, algorithm=GRPO, sampling=params, settings=settings)
     assert metrics["ratio"] == pytest.approx(1.0, abs=rounding(1e-5)) and metrics["grad_norm"] > 0
     without = play_filtered(folder, SamplingParams(max_new_tokens=8, **filters))
-    with pytest.raises(InvalidConfigError, match="keep_mask=True, and the policy returned tokens without"):
+    with pytest.raises(InvalidConfigError, match="keep_mask=True"):
         training_iteration(state, without, sampling=params)
 
 
@@ -173,16 +173,16 @@ def test_the_trainers_train_over_the_kept_tokens(folder, config, kind):
 def test_who_cannot_say_it_refuses(config):
     params = SamplingParams(keep_mask=True)
     turn = TurnRequest(np.array([1], np.int32), params, 4, 0, (2,))
-    with pytest.raises(InvalidConfigError, match="vLLM does not report which tokens its filters kept"):
+    with pytest.raises(InvalidConfigError, match="keep_mask=True: vLLM"):
         to_vllm(params, 4, 0, ())
     for form in (VLLMFormat(), SGLangFormat()):
-        with pytest.raises(InvalidConfigError, match="keep_mask=True: a server"):
+        with pytest.raises(InvalidConfigError, match="keep_mask=True"):
             form.request(turn, model="m", salt="")
-    with pytest.raises(InvalidConfigError, match="keep_mask=True: a chat API"):
+    with pytest.raises(InvalidConfigError, match="keep_mask=True"):
         chat_request("m", [], [], params, max_tokens_name="max_tokens")
-    with pytest.raises(ValueError, match="keep_mask with repetition_penalty"):
+    with pytest.raises(ValueError, match=r"keep_mask.*repetition_penalty"):
         SamplingParams(keep_mask=True, repetition_penalty=1.1)
-    with pytest.raises(InvalidConfigError, match=r"use_vllm=True; .* keep_sampling_mask"):
+    with pytest.raises(InvalidConfigError, match=r"use_vllm=True.*keep_sampling_mask"):
         config(use_vllm=True, top_p=0.9, keep_sampling_mask=True)
-    with pytest.raises(InvalidConfigError, match="keep_sampling_mask=True has no effect: no filter"):
+    with pytest.raises(InvalidConfigError, match="keep_sampling_mask=True"):
         config(keep_sampling_mask=True)

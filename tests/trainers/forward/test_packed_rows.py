@@ -166,7 +166,7 @@ def test_models_that_mix_rows_are_refused_whatever_the_dtype(name, dtype):
     """Fresh hybrids carry little from row to row: less than bfloat16 rounds."""
     model = (vision_language_model() if name == "qwen2_5_vl" else model_of(MIXING[name]())).to(dtype)
     ids, mask, labels = rows()
-    with torch.no_grad(), pytest.raises(ModelError, match=rf"packing=True: {type(model).__name__} .*mixes packed rows"):
+    with torch.no_grad(), pytest.raises(ModelError, match=f"packing=True: {type(model).__name__}"):
         PackedRows(model, pass_positions(model), set())(input_ids=ids, attention_mask=mask, labels=labels)
 
 
@@ -195,7 +195,7 @@ def test_models_without_positions_are_refused():
         BloomConfig(vocab_size=len(TOKENIZER), hidden_size=32, n_layer=1, n_head=2),
     ):
         model = model_of(config)
-        with pytest.raises(ModelError, match=r"packing=True: .* takes no position_ids"):
+        with pytest.raises(ModelError, match=r"packing=True: .*position_ids"):
             check_packing(model, pass_positions(model), torch.device("cpu"))
     ids, mask, labels = rows()
     model = model_of(llama_like())
@@ -223,7 +223,7 @@ def test_the_guard_compares_packed_rows_even_if_the_first_batch_packs_none(tiny_
 
 
 def test_settings_that_cannot_be_together_are_refused():
-    with pytest.raises(InvalidConfigError, match="share_prompts and packing"):
+    with pytest.raises(InvalidConfigError, match=r"share_prompts.*packing"):
         EnvGRPOConfig(output_dir="x", packing=True, share_prompts=True, gradient_checkpointing=False, bf16=False)
     with pytest.raises(InvalidConfigError, match=r"packing=True.* critic"):
         EnvPPOConfig(output_dir="x", packing=True, bf16=False)

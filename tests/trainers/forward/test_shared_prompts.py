@@ -93,7 +93,7 @@ def test_a_model_that_forgets_is_refused():
 def test_settings_that_cannot_be_together_are_refused():
     with pytest.raises(InvalidConfigError, match="gradient_checkpointing=True"):
         EnvGRPOConfig(output_dir="x", share_prompts=True, bf16=False)
-    with pytest.raises(InvalidConfigError, match=r"share_prompts=True; .* a critic reads"):
+    with pytest.raises(InvalidConfigError, match=r"share_prompts=True.*critic"):
         EnvPPOConfig(output_dir="x", share_prompts=True, gradient_checkpointing=False, bf16=False)
 
 

@@ -136,15 +136,15 @@ def test_a_student_without_a_teacher_is_told_so(tiny_folder, config):
         EnvGRPOTrainer(tiny_folder, DENSE, config(), algorithm="distill")
     with pytest.raises(InvalidConfigError, match=words):
         quick_start_training(tiny_folder, env=DENSE, algorithm="distill")
-    with pytest.raises(InvalidConfigError, match=r"ref_model_fn is given.*kl_coef"):
+    with pytest.raises(InvalidConfigError, match=r"ref_model_fn.*kl_coef"):
         quick_start_training(tiny_folder, env=DENSE, ref_model_fn=frozen_copy)
-    with pytest.raises(InvalidConfigError, match=r"'distill' has kl_coef=1\.0: .*ref_model_fn="):
+    with pytest.raises(InvalidConfigError, match=r"'distill'.*kl_coef=1\.0.*ref_model_fn="):
         training_iteration(create_training_state(load_model(tiny_folder)), [], algorithm=DISTILL)
 
 
 def test_ppo_takes_the_kl_from_the_reward(tiny_folder, teacher_folder, tmp_path):
     algorithm = replace(PPO, kl_coef=0.1, kl_in="advantage")
-    with pytest.raises(InvalidConfigError, match='has kl_in="advantage", and the critic makes PPO'):
+    with pytest.raises(InvalidConfigError, match='kl_in="advantage"'):
         EnvPPOTrainer(tiny_folder, DENSE, EnvPPOConfig(output_dir=str(tmp_path)), algorithm=algorithm)
 
 
@@ -163,7 +163,7 @@ def test_a_teacher_may_know_more_words_and_not_others(train, tiny_folder, strang
     trainer, _, _ = train(ref_model_fn=load_teacher(strange_folder))
     assert np.isfinite(logged(trainer, "kl")).all()
     student = load_model(strange_folder)
-    with pytest.raises(InvalidConfigError, match=r"has another tokenizer .2 of the policy's"):
+    with pytest.raises(InvalidConfigError, match=r"tokenizer .2 of"):
         create_training_state(student, ref_model_fn=load_teacher(tiny_folder))
     with pytest.raises(ModelError, match="nowhere"):
         create_training_state(student, ref_model_fn=load_teacher(str(tmp_path / "nowhere")))
@@ -231,14 +231,14 @@ def test_an_answer_that_cannot_be_used_says_why(answer, kind, words):
 
 
 def test_a_row_must_fit_the_servers_context():
-    with pytest.raises(InvalidConfigError, match=r"a row of 64 tokens does not fit .*--max-model-len 65 or more"):
+    with pytest.raises(InvalidConfigError, match=r"64 tokens .*--max-model-len 65"):
         scored_by(lambda asked, n_before: scores([]), [np.arange(64)])
 
 
 def test_a_server_that_is_not_there_and_one_of_another_family_are_refused(tiny_folder, strange_folder):
-    with pytest.raises(BridgeError, match=r"no model server answers: .*127\.0\.0\.1:9"):
+    with pytest.raises(BridgeError, match=r"127\.0\.0\.1:9"):
         TokenScorer("http://127.0.0.1:9")
-    with pytest.raises(InvalidConfigError, match="must begin with http"):
+    with pytest.raises(InvalidConfigError, match="'teacher:8000'"):
         TokenScorer("teacher:8000")
     with pytest.raises(InvalidConfigError, match="max_concurrency=0"):
         TokenScorer("http://127.0.0.1:9", max_concurrency=0)
@@ -264,9 +264,9 @@ def test_what_a_server_cannot_score_is_refused(tiny_folder, config, tmp_path):
         served = load_teacher(server.url)
         with pytest.raises(InvalidConfigError, match=r"temperature=0.7: a server scores"):
             EnvGRPOTrainer(tiny_folder, DENSE, config(temperature=0.7), algorithm="distill", ref_model_fn=served)
-        with pytest.raises(InvalidConfigError, match="reference_update_fn cannot move a teacher on a server"):
+        with pytest.raises(InvalidConfigError, match="reference_update_fn"):
             moved = {"ref_model_fn": served, "reference_update_fn": lambda reference, policy, **_: reference}
             EnvGRPOTrainer(tiny_folder, DENSE, config(), algorithm="distill", **moved)
-        with pytest.raises(InvalidConfigError, match="EnvDPOTrainer scores pairs by a model in its process"):
+        with pytest.raises(InvalidConfigError, match="EnvDPOTrainer"):
             args = EnvDPOConfig(output_dir=str(tmp_path))
             EnvDPOTrainer(tiny_folder, args, source=message_pairs(), ref_model_fn=served)

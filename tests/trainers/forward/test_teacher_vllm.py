@@ -56,7 +56,7 @@ def test_its_log_probabilities_are_those_of_the_model_in_process(server, teacher
 
 def test_what_does_not_fit_or_is_no_word_of_it_is_refused(server, tmp_path):
     scorer = TokenScorer(server, max_retries=2)
-    with pytest.raises(InvalidConfigError, match=r"a row of 200 tokens does not fit .*--max-model-len 201"):
+    with pytest.raises(InvalidConfigError, match=r"200 tokens .*--max-model-len 201"):
         scorer.score_tokens([np.zeros(200, np.int64)])
     with pytest.raises(InvalidConfigError, match="out of vocabulary"):
         scorer.score_tokens([np.array([5, 100_000, 6])])
@@ -64,7 +64,7 @@ def test_what_does_not_fit_or_is_no_word_of_it_is_refused(server, tmp_path):
     tokenizer = tiny_tokenizer(["Answer: 3141 Answer: 3141"] * 3, vocab_size=400)
     tiny_model(tokenizer, hidden_size=32, n_heads=2).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="whose tokenizer is another than the policy's"):
+    with pytest.raises(ModelError, match="tokenizer"):
         create_training_state(load_model(tmp_path), ref_model_fn=load_teacher(server))
 
 

@@ -44,7 +44,7 @@ def test_regular_groups():
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"both must be \(B,\)"):
         check_rewards(torch.zeros(2), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="they must be ints"):
+    with pytest.raises(ValueError, match=r"torch\.float32"):
         check_rewards(torch.zeros(2), torch.zeros(2))
-    with pytest.raises(ValueError, match="a reward is infinite: give NaN"):
+    with pytest.raises(ValueError, match="infinite"):
         check_rewards(torch.tensor([0.0, float("inf")]), torch.tensor([0, 0]))

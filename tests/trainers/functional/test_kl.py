@@ -136,7 +136,7 @@ def test_the_reward_takes_k1_in_any_form_and_a_function_of_ones_own():
     ):
         check_reward_estimator(kl_fn)
     for kl_fn in (k2, k3, absolute, create_weighted_kl(k3), create_confident_kl(0.5, create_thresholded_kl(1.0))):
-        with pytest.raises(ValueError, match=r"kl_fn is made of .* in the reward does not keep the policy near"):
+        with pytest.raises(ValueError, match="kl_fn"):
             check_reward_estimator(kl_fn)
 
 

@@ -76,11 +76,11 @@ def test_buffers_come_along():
 
 
 def test_bad_settings_and_other_models_are_refused():
-    with pytest.raises(ValueError, match="at least 0 and below 1"):
+    with pytest.raises(ValueError, match=r"decay is 1\.0"):
         create_ema_update(1.0)
     with pytest.raises(ValueError, match="at least 1 step"):
         create_periodic_update(0)
     with pytest.raises(ValueError, match="above 0 nats"):
         KLTriggeredUpdate(0.0)
-    with pytest.raises(ValueError, match="different parameters, such as"):
+    with pytest.raises(ValueError, match="weight"):
         copy_weights(model(1.0), torch.nn.Linear(2, 1))

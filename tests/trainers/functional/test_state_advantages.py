@@ -121,11 +121,11 @@ def test_advantages_of_a_state_add_up_to_0():
 
 @pytest.mark.parametrize("function", [state_groups, state_graph])
 def test_wrong_inputs(function):
-    with pytest.raises(ValueError, match=r"states are None; credit by state needs shape \(5, K\)"):
+    with pytest.raises(ValueError, match=r"states are None.*\(5, K\)"):
         function(REWARDS_B, IDS_B, TURNS_BK)
     with pytest.raises(ValueError, match=r"turn rewards are \(4, 2\)"):
         function(REWARDS_B, IDS_B, TURNS_BK[:4], STATES_BK)
-    with pytest.raises(ValueError, match=r"turn rewards are \(5, 2\), and states \(5, 1\)"):
+    with pytest.raises(ValueError, match=r"\(5, 2\).*\(5, 1\)"):
         function(REWARDS_B, IDS_B, TURNS_BK, STATES_BK[:, :1])
     with pytest.raises(ValueError, match="depth is 0"):
         state_groups(REWARDS_B, IDS_B, TURNS_BK, STATES_BK, depth=0)

@@ -244,13 +244,13 @@ def test_grpo_then_pairwise_then_grpo_resumes_as_if_nothing_had_been(make, tmp_p
     known = [trainer.items["train"].source.state_dict() for trainer in (whole, resumed)]
     assert known[0] == known[1] and known[0]["curricula"]
     for schedule in ("rloo", None):
-        with pytest.raises(InvalidConfigError, match="checkpoint-3 was learned by 'pairwise'"):
+        with pytest.raises(InvalidConfigError, match=r"checkpoint-3 .*'pairwise'"):
             run("other", middle, None if schedule is None else {0: schedule})
     path = Path(middle) / STATE_FILE
     former = json.loads(path.read_text())
     del former["learned_by"], former["generations"], former["kl"]  # a former version had TRL's own loss
     path.write_text(json.dumps(former))
-    with pytest.raises(InvalidConfigError, match=r"checkpoint-3 was learned by TRL's own loss, .* 'trl_dapo'"):
+    with pytest.raises(InvalidConfigError, match=r"checkpoint-3 .*'trl_dapo'"):
         run("other", middle, None)
 
 
@@ -311,12 +311,12 @@ def test_a_schedule_is_asked_for_the_whole_run_beforehand(make):
     """What a late generation needs is there from the start, and what it cannot have is refused at the start."""
     late = make({"max_steps": 9}, algorithm=lambda n: GRPO if n < 8 else replace(GRPO, kl_coef=0.1))
     assert late.ref_model is not None
-    with pytest.raises(InvalidConfigError, match=r"'ppo' is not known.*pairwise"):
+    with pytest.raises(InvalidConfigError, match=r"'ppo'.*pairwise"):
         make({"max_steps": 9}, algorithm=lambda n: "grpo" if n < 8 else "ppo")
     # The generations of a data set are counted by its rows.
     rows = Dataset.from_dict({"env": ["test/Say-v0"] * 160, "seed": list(range(160))})
     one_epoch = {"max_steps": -1, "num_train_epochs": 1, "num_train_seeds": 16}
-    with pytest.raises(InvalidConfigError, match=r"'ppo' is not known.*pairwise"):
+    with pytest.raises(InvalidConfigError, match=r"'ppo'.*pairwise"):
         make(one_epoch, env=rows, algorithm=lambda n: "grpo" if n < 30 else "ppo")
 
 
@@ -325,7 +325,7 @@ def test_a_schedule_that_changes_its_mind_says_so(make):
     chosen = ["grpo"]
     trainer = make({}, algorithm=lambda n: chosen[0])
     chosen[0] = "pairwise"
-    with pytest.raises(InvalidConfigError, match="generation 0 has the algorithm 'pairwise', which the schedule did"):
+    with pytest.raises(InvalidConfigError, match=r"generation 0 .*'pairwise'"):
         trainer.train()
 
 

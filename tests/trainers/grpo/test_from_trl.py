@@ -39,11 +39,11 @@ def test_the_settings_that_a_user_of_trl_knows():
 
 
 def test_a_bound_that_cannot_hold_is_refused():
-    with pytest.raises(InvalidConfigError, match=r"delta=1.1.*above 1 \+ epsilon_high = 1.2"):
+    with pytest.raises(InvalidConfigError, match=r"delta=1\.1.*epsilon_high = 1\.2"):
         made(delta=1.1)
     with pytest.raises(InvalidConfigError, match=r"epsilon=2\.0"):
         made(epsilon=2.0)
-    with pytest.raises(InvalidConfigError, match="top_entropy_quantile together with entropy_coef"):
+    with pytest.raises(InvalidConfigError, match=r"top_entropy_quantile.*entropy_coef"):
         made(top_entropy_quantile=0.5, entropy_coef=0.1)
     with pytest.raises(InvalidConfigError, match="importance_sampling_level='turn'"):
         made(importance_sampling_level="turn")

@@ -110,7 +110,7 @@ def test_generations_of_failures_change_nothing_and_then_stop_the_run(make, capl
     assert {t.status for t in trainer.last_trajectories} == {"errored"}
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert "16 of 16 episodes failed" in caplog.text
-    with pytest.raises(RolloutFailedError, match=r"ConnectionError: the tool's server is gone.*3 generations in a row"):
+    with pytest.raises(RolloutFailedError, match=r"server is gone.*3 generations"):
         make(env_kwargs={"fail_always": True}, max_steps=9).train()
 
 
@@ -178,7 +178,7 @@ def test_the_guard_stops_a_policy_with_other_weights(make):
     with torch.no_grad():
         for parameter in trainer._policy.model.parameters():
             parameter.mul_(3)
-    with pytest.raises(ModelError, match="differ from the trainer's own"):
+    with pytest.raises(ModelError, match="logps_tolerance"):
         trainer.train()
 
 
@@ -203,7 +203,7 @@ def test_the_guard_sees_every_group(make):
         return rows(lists)
 
     trainer._padded = shifted
-    with pytest.raises(ModelError, match="differ from the trainer's own"):
+    with pytest.raises(ModelError, match="logps_tolerance"):
         trainer.train()
 
 
@@ -222,7 +222,7 @@ def test_the_guard_recomputes_filtered_sampling(make, filters):
     wrong = tiny_model(other.processing_class, hidden_size=64, n_heads=2, max_length=192, seed=99)
     other._policy.model = wrong.to(other.model.device)
     sharpen(other._policy.model, 3)
-    with pytest.raises(ModelError, match="differ from the trainer's own"):
+    with pytest.raises(ModelError, match="logps_tolerance"):
         other.train()
 
 
@@ -312,7 +312,7 @@ def test_a_torn_group_is_refused_with_settings_that_fit(config):
 def test_part_of_a_group_is_never_played(make):
     trainer = make()
     rows = [{"index": 0, "split": "test"}] * 3
-    with pytest.raises(InvalidConfigError, match="holds part of a group"):
+    with pytest.raises(InvalidConfigError, match="multiple of 4"):
         trainer._player.play(rows, mode="eval", step=0, group_size=4)
 
 
@@ -333,7 +333,7 @@ def _two_ranks(config, **changes):
 
 
 def test_bad_settings_are_one_line_errors(make, tiny_folder):
-    with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
+    with pytest.raises(InvalidConfigError, match="max_completion_length=500"):
         make(max_completion_length=500)
     with pytest.raises(InvalidConfigError, match="max_completion_length=None;"):
         make(max_completion_length=None)
@@ -347,9 +347,9 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
     with pytest.raises(UnknownTaskError):
         make(env="llm/Calculater-v0")
-    with pytest.raises(InvalidConfigError, match="3 is not an environment: give an id"):
+    with pytest.raises(InvalidConfigError, match=r"\b3 is not"):
         make(env=3)
-    with pytest.raises(InvalidConfigError, match=r"reward_funcs: EnvGRPOTrainer takes these from the environment"):
+    with pytest.raises(InvalidConfigError, match="reward_funcs"):
         make(kwargs={"reward_funcs": []})
     with pytest.raises(InvalidConfigError, match="use EnvGRPOConfig"):
         EnvGRPOTrainer(tiny_folder, ENV, GRPOConfig(output_dir="x", bf16=False, report_to="none"))

@@ -180,11 +180,11 @@ def test_a_template_that_drops_thinking_forks_and_its_training_version_does_not(
 
 
 def test_what_cannot_take_several_rows_is_refused(config, tiny_folder):
-    with pytest.raises(InvalidConfigError, match="'trl_grpo' weighs each row alike"):
+    with pytest.raises(InvalidConfigError, match="'trl_grpo'"):
         EnvGRPOTrainer(tiny_folder, ENV, config(history="template", loss_type="grpo"))
-    with pytest.raises(InvalidConfigError, match="history='both'; it must be one of append, template"):
+    with pytest.raises(InvalidConfigError, match=r"history='both'.*append, template"):
         config(history="both")
-    with pytest.raises(InvalidConfigError, match="'trl_dr_grpo' weighs each row alike"):
+    with pytest.raises(InvalidConfigError, match="'trl_dr_grpo'"):
         EnvGRPOTrainer(tiny_folder, ENV, config(loss_type="dr_grpo"), context_fn=last_only)
-    with pytest.raises(InvalidConfigError, match="TRL has no training version"):
+    with pytest.raises(InvalidConfigError, match="use_training_template"):
         EnvGRPOTrainer(tiny_folder, ENV, config(use_training_template=True))

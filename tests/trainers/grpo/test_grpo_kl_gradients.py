@@ -7,7 +7,6 @@ are sixteenths, and each token as often among sixteen episodes as it is probable
 import copy
 from dataclasses import replace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,6 @@ from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer, token_logps
 from llm_envs.rewards import create_kl_penalty
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits
-from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.advantages import group_centred
@@ -52,17 +50,11 @@ SETTINGS = {
 PPO = {"gamma": 1.0, "lam": 1.0, "whiten_advantages": False, "value_trains_trunk": False}
 
 
-class WordEnv(gym.Env):
+class WordEnv(DenseEnv):
     """One turn, one prompt for all seeds, no reward."""
 
-    observation_space = action_space = TextSpace()
-
-    def __init__(self, split="train"):
-        self.split = split
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return "Say a letter", {}
+    def question(self):
+        return "Say a letter"
 
     def step(self, action):
         return "", 0.0, True, False, {"is_success": True}
@@ -220,26 +212,24 @@ def test_trls_own_estimator_with_and_without_its_importance_weight(letters, tmp_
     assert_same_gradients(given, letters.gradients(function))
 
 
+def gradients_of(letters, tmp_path, driver, algorithm):
+    if driver == "loop":
+        return loop_gradients(letters, algorithm)
+    return trainer_gradients(letters, tmp_path, driver, {}, algorithm=algorithm)
+
+
 @pytest.mark.parametrize("driver", ["grpo", "ppo", "loop"])
 def test_in_the_reward_the_default_has_the_gradient_of_kl_pi_rho(letters, tmp_path, driver):
     own = replace(
         PPO_LOSS if driver == "ppo" else replace(GRPO, advantage_fn=group_centred), kl_coef=1.0, kl_in="reward"
     )
-    if driver == "loop":
-        given = loop_gradients(letters, own)
-    else:
-        given = trainer_gradients(letters, tmp_path, driver, {}, algorithm=own)
-    assert_same_gradients(given, letters.gradients(kl_pi_rho))
+    assert_same_gradients(gradients_of(letters, tmp_path, driver, own), letters.gradients(kl_pi_rho))
 
 
 @pytest.mark.parametrize("driver", ["grpo", "loop"])
 @pytest.mark.parametrize("algorithm", [DISTILL, DISTILL_LOSS], ids=lambda algorithm: algorithm.name)
 def test_distillation_has_the_gradient_of_kl_pi_rho(letters, tmp_path, driver, algorithm):
-    if driver == "loop":
-        given = loop_gradients(letters, algorithm)
-    else:
-        given = trainer_gradients(letters, tmp_path, driver, {}, algorithm=algorithm)
-    assert_same_gradients(given, letters.gradients(kl_pi_rho))
+    assert_same_gradients(gradients_of(letters, tmp_path, driver, algorithm), letters.gradients(kl_pi_rho))
 
 
 @pytest.mark.parametrize("name", ["distill", "distill_loss"])

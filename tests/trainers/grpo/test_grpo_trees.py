@@ -90,11 +90,11 @@ def test_the_loop_grows_its_groups(tiny_folder):
 
 
 def test_what_a_tree_cannot_be(tiny_folder, config):
-    with pytest.raises(ValueError, match=r"branches is 1\.0; it must be from 0 to below 1"):
+    with pytest.raises(ValueError, match=r"branches is 1\.0"):
         replace(TREE, branches=1.0)
     with pytest.raises(ValueError, match="branch_at is 'nowhere'"):
         replace(TREE, branch_at="nowhere")
-    with pytest.raises(InvalidConfigError, match=r"branches=0\.75 of a group of 2 "):
+    with pytest.raises(InvalidConfigError, match=r"branches=0\.75 .* 2 "):
         EnvGRPOTrainer(tiny_folder, dense(), config(num_generations=2), algorithm=TREE)
     ahead = config(async_generations=1, use_vllm=True)
     with pytest.raises(InvalidConfigError, match=r"async_generations=1.* branches=0"):

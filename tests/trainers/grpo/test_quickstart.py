@@ -58,7 +58,7 @@ def test_an_environment_an_evaluation_and_a_folder(tiny_folder, tmp_path):
     played = evaluate("llm/Arithmetic-v0", second.policy, n=2, codec=second.policy.codec, max_concurrency=2)
     assert played.n == 2
     next(second.policy.model.parameters()).data.view(-1)[0] = float("nan")
-    with pytest.raises(ModelError, match="trained tensors of the model"):
+    with pytest.raises(ModelError, match=r" 1 of \d+ .*the model"):
         second.save(tmp_path / "broken")
 
 
@@ -67,7 +67,7 @@ def test_any_algorithm_by_name(tiny_folder):
     for name in ("dapo", "rloo", "pairwise"):
         result = quick_start_training(tiny_folder, **words, **SMALL, algorithm=name, logger=lambda step, metrics: None)
         assert result.trainer.state.global_step == 2
-    with pytest.raises(InvalidConfigError, match=r"algorithm='ppo' is not known; give an Algorithm or one of grpo"):
+    with pytest.raises(InvalidConfigError, match=r"algorithm='ppo'.*grpo"):
         quick_start_training(tiny_folder, **words, algorithm="ppo")
 
 

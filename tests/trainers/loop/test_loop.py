@@ -277,7 +277,7 @@ def test_rows_of_a_fork_share_the_credit_of_their_episode():
     batch = as_batch([fork, other], token)
     assert batch.advantages.tolist() == [0.5, -0.5, 0.5] and batch.owners_B.tolist() == [0, 1, 0]
     assert batch.rewards_B.isnan().tolist() == [False, False, True] and batch.n_episodes == 2
-    with pytest.raises(InvalidConfigError, match="'grpo' weighs each row alike"):
+    with pytest.raises(InvalidConfigError, match="'grpo'"):
         as_batch([fork, other], GRPO)
 
 
@@ -299,7 +299,7 @@ def test_an_episode_that_cannot_be_replayed_shares_no_state():
         for lost in (lambda trajectory: ["its own"], None)
     )
     assert not torch.equal(alone, shared)
-    with pytest.warns(UserWarning, match="1 of 4 episodes share no state with others: the tool ran out of time"):
+    with pytest.warns(UserWarning, match=r"1 of 4 .*out of time"):
         batch, _ = with_advantages(make_batch(paid, pad_id=0), token, paid, state_fn=partial(keys, lost=fails))
     assert torch.equal(batch.advantages, alone)
     with pytest.raises(ReplayError, match="out of time"):
@@ -316,7 +316,7 @@ def test_the_kl_in_the_reward_is_taken_from_each_turn():
     assert mean_kl(scored.kl_BT, batch.mask_BT) == 2.0
     # Rewards 1, 0, 0.5, 0 less 2, 1, 2, 2 tokens: -1, -1, -1.5, -2.
     assert batch.advantages.tolist() == [0.0, 0.0, 0.25, -0.25]
-    with pytest.raises(InvalidConfigError, match="needs policy_logps_BT and ref_logps_BT"):
+    with pytest.raises(InvalidConfigError, match="policy_logps_BT and ref_logps_BT"):
         with_advantages(make_batch(paid, pad_id=0), algorithm, paid)
 
 
@@ -396,7 +396,7 @@ def test_the_guard_recomputes_filtered_sampling(tiny_folder, filters):
     unfiltered = without_filters(model, batch)
     assert sampling_gaps(score_batch(model, unfiltered), unfiltered).mean() < rounding(1e-5)
     assert sampling_gaps(score_batch(model, batch), batch).mean() > 0.01  # the filters did something
-    with pytest.raises(ModelError, match="differ from the trainer's own"):
+    with pytest.raises(ModelError, match="logps_tolerance"):
         training_iteration(
             create_training_state(sharp_other(tiny_folder)), groups, sampling=sampling, settings=LoopSettings()
         )
@@ -511,7 +511,7 @@ def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
         state, _ = training_step(state, as_batch(FOUR))
     assert (state.n_skipped, state.step) == (n - 1, 0)
     assert training_step(dataclasses.replace(sgd_state(good), n_skipped=n - 1), as_batch(FOUR))[0].n_skipped == 0
-    with pytest.raises(ModelError, match=f"step 1 was skipped.*nan .{n} in a row"):
+    with pytest.raises(ModelError, match=f"step 1 .*nan .{n} "):
         training_step(state, as_batch(FOUR))
     for _ in range(n):  # a step function may skip for its own reasons
         state, _ = training_step(state, as_batch(FOUR), optimizer_step_fn=lambda state: {"skipped": 1.0})
@@ -521,7 +521,7 @@ def test_bad_steps_in_a_row_end_the_run_and_a_good_one_begins_the_count_anew():
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     model = Bigram()
     model.table.data[3, 4] = torch.inf
-    with pytest.raises(ModelError, match=r"after step 0, 1 of 1 trained tensors of the model.*table"):
+    with pytest.raises(ModelError, match=r"step 0, 1 of 1 .*table"):
         save_training_state(tmp_path / "saved", sgd_state(model))
     assert list(tmp_path.iterdir()) == []
 
@@ -582,10 +582,10 @@ def test_a_filter_that_never_ends_ends_the_run_and_a_logger_that_fails_does_not(
     state, settings = create_training_state(copy.deepcopy(policy.model)), LoopSettings(max_function_s=0.2)
     play = {"n_iterations": 1, "n_groups": 1, "group_size": 2, "weight_sync_fn": lambda *_: None}
     collector = collect(group_filter=never_ends)
-    with pytest.raises(TimeLimitError, match=r"the group_filter.*max_function_s=0\.2 s for group"):
+    with pytest.raises(TimeLimitError, match=r"group_filter.*max_function_s=0\.2 s"):
         train(state, collector, settings=settings, **play)
     assert collector.group_filter is never_ends
-    with pytest.raises(TimeLimitError, match=r"the context_fn.*max_function_s=0\.2 s for \d messages"):
+    with pytest.raises(TimeLimitError, match=r"context_fn.*max_function_s=0\.2 s for \d messages"):
         train(state, collect(context_fn=never_ends), settings=settings, **play)
     assert train(state, collect(), logger=down, **play).iteration == 1
     assert "the logger failed, and the run continues without it: ConnectionError" in caplog.text
@@ -694,7 +694,7 @@ def test_gradient_checkpointing_and_dropout(tiny_folder):
         grads[again] = copy.deepcopy(model.state_dict())
     for name, value in grads[False].items():
         torch.testing.assert_close(grads[True][name], value, rtol=0, atol=1e-6)
-    with pytest.raises(InvalidConfigError, match="Bigram has no gradient checkpointing"):
+    with pytest.raises(InvalidConfigError, match="Bigram"):
         create_training_state(Bigram(), gradient_checkpointing=True)
 
 
@@ -752,7 +752,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tiny_folder, tmp_path):
     ):
         with pytest.raises(StoreError, match=message):
             load_training_state(newest, create_training_state(model, **settings))
-    with pytest.raises(StoreError, match="has no saved training state"):
+    with pytest.raises(StoreError, match="nothing"):
         load_training_state(tmp_path / "nothing", state)
     assert load_training_state(newest, state).best == (0.5, 1)
 
@@ -851,7 +851,7 @@ def test_prompts_may_be_given(policy, collect, tmp_path):
     again = PromptBuffer(rows, seed=1)
     state = train(state, collector, n_iterations=3, n_groups=3, group_size=2, prompt_loader=again)
     assert again.position == 9  # it went on at 6
-    with pytest.raises(InvalidConfigError, match="saved with prompts, source; given are source"):
+    with pytest.raises(InvalidConfigError, match=r"prompts, source.*source"):
         train(state, collector, n_iterations=4, prompt_loader=lambda n: rows[:n])
 
 
@@ -871,9 +871,9 @@ def test_held_out_problems_are_never_trained_on(collect):
     parts = [choice.problems for part in hold_out(PromptSource(PromptTask(rows, len)).choices) for choice in part]
     assert sum(map(len, parts)) == len(PromptTask(rows, len).rows("train")) and len(parts[1]) < len(parts[0])
     assert not {row["prompt"] for row in parts[0]} & {row["prompt"] for row in parts[1]}
-    with pytest.raises(InvalidConfigError, match="'test' is for measuring"):
+    with pytest.raises(InvalidConfigError, match="split='test'"):
         hold_out("llm/Arithmetic-v0", env_kwargs={"split": "test"})
-    with pytest.raises(InvalidConfigError, match="'test' is for measuring"):
+    with pytest.raises(InvalidConfigError, match="split='test'"):
         create_eval_fn(EnvChoice("llm/Arithmetic-v0", kwargs={"split": "test"}), ConstantPolicy("x"))
     with pytest.raises(InvalidConfigError, match="share is 1"):
         hold_out("llm/Arithmetic-v0", share=1)
@@ -940,7 +940,7 @@ def test_weights_reach_a_policy_of_its_own(tiny_folder, policy, collect):
     assert other.versions == [0, 1, 2]
     for name, value in model.state_dict().items():
         assert torch.equal(policy.model.state_dict()[name], value)
-    with pytest.raises(InvalidConfigError, match="ConstantPolicy neither samples from the trained model"):
+    with pytest.raises(InvalidConfigError, match="ConstantPolicy"):
         share_weights(ConstantPolicy("x"), state)
 
 
@@ -979,10 +979,10 @@ def test_what_contradicts_itself_is_refused(policy, collect):
             train(state, collect(), n_iterations=1, **changes)
     with pytest.raises(InvalidConfigError, match="temperature=0"):
         train(state, collect(sampling=SamplingParams(temperature=0.0)), n_iterations=1)
-    with pytest.raises(RolloutFailedError, match=r"3 generations in a row.*server is gone"):
+    with pytest.raises(RolloutFailedError, match=r"3 generations .*server is gone"):
         failing = EnvChoice("test/Say-v0", kwargs={"fail_always": True})
         train(state, collect(failing, max_retries=0), n_iterations=5, n_groups=1, group_size=2)
-    with pytest.raises(InvalidConfigError, match="float16 needs a scaled loss"):
+    with pytest.raises(InvalidConfigError, match="autocast_dtype=float16"):
         train(state, collect(), n_iterations=1, settings=LoopSettings(autocast_dtype=torch.float16))
 
 

@@ -40,7 +40,7 @@ def test_an_untrained_critic_values_everything_zero_and_a_trained_one_is_linear(
         critic.head.bias.fill_(0.25)
     assert critic.read(states).tolist() == [[-3.75, -8.25]]
     assert critic.read(states.bfloat16()).dtype == torch.float32
-    with pytest.raises(ValueError, match="no trunk of its own"):
+    with pytest.raises(ValueError, match="trunk"):
         critic(torch.ones(1, 2), torch.ones(1, 2))
 
 
@@ -84,11 +84,11 @@ def test_a_critic_is_read_as_it_was_written(policy, tokenizer, tiny_folder, tmp_
 
 def test_other_files_are_refused(policy, tokenizer, tiny_folder, tmp_path):
     Critic(64).save(tmp_path / "shared")
-    with pytest.raises(ModelError, match=r"holds no critic.*not one of EnvPPOTrainer's"):
+    with pytest.raises(ModelError, match="EnvPPOTrainer"):
         Critic(64).load(tmp_path)
-    with pytest.raises(ModelError, match="give the trainer the same `critic`"):
+    with pytest.raises(ModelError, match=r"shared.*`critic`"):
         load_critic(tiny_folder, policy, tokenizer).load(tmp_path / "shared")
-    with pytest.raises(ModelError, match="give the trainer the same `critic`"):
+    with pytest.raises(ModelError, match=r"shared.*`critic`"):
         Critic(32).load(tmp_path / "shared")
 
 
@@ -113,17 +113,17 @@ def test_what_cannot_be_a_critic_is_refused(policy, tokenizer, tmp_path):
     other = tiny_tokenizer(["the cat sat on the mat, the dog on the log"] * 3, vocab_size=290)
     tiny_model(other, hidden_size=32, n_heads=2, max_length=192).save_pretrained(tmp_path)
     other.save_pretrained(tmp_path)
-    with pytest.raises(InvalidConfigError, match=r"another tokenizer.*its vocabulary differs from the policy's"):
+    with pytest.raises(InvalidConfigError, match=r"tokenizer.*vocabulary"):
         load_critic(str(tmp_path), policy, tokenizer)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(InvalidConfigError, match="its vocabulary differs"):
         load_critic(loaded, policy, tokenizer)
     nameless = tiny_model(other, hidden_size=32, n_heads=2, max_length=192)
-    with pytest.raises(InvalidConfigError, match=r"knows \d+ ids, the policy \d+: its vocabulary differs"):
+    with pytest.raises(InvalidConfigError, match=r"\d+ ids, the policy \d+"):
         load_critic(nameless, policy, tokenizer)
     with pytest.raises(ModelError, match="the policy itself"):
         load_critic(policy, policy, tokenizer)
-    with pytest.raises(ModelError, match="critic is of type int"):
+    with pytest.raises(ModelError, match=r"critic .*int"):
         load_critic(3, policy, tokenizer)
     adapted = peft.get_peft_model(
         tiny_model(tokenizer, hidden_size=32, n_heads=2),
@@ -131,7 +131,7 @@ def test_what_cannot_be_a_critic_is_refused(policy, tokenizer, tmp_path):
     )
     with pytest.raises(ModelError, match="merge its adapter"):
         load_critic(adapted, policy, tokenizer)
-    with pytest.raises(ModelError, match="no trunk below its head"):
+    with pytest.raises(ModelError, match=r"trunk.*`critic=`"):
         trunk_of(policy.base_model)
 
 

@@ -5,19 +5,18 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import peft
 import pytest
 import torch
+from dense_env import DenseEnv
 from device import on_cpu, rounding, spy_on_batches
 from safetensors.torch import load_file
-from trainings import DENSE, PLAYED, QUIET, last_only
+from trainings import DENSE, PLAYED, last_only
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
 from llm_envs.rollout import EnvChoice
-from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.algorithm import PPO
@@ -26,22 +25,15 @@ from llm_envs.trainers.functional.losses import clipped_surrogate
 pytestmark = pytest.mark.trainings
 
 
-class StayEnv(gym.Env):
+class StayEnv(DenseEnv):
     """Stay for 0.2 and be asked again, or leave for 0.5. What stays is decided by the parity of what is said.
 
     Whoever stays twice is cut off by a limit of time, not by the task: with a discount of 0.9, staying is worth up to
     0.2 / (1 - 0.9) = 2, if what would follow counts; if it does not, leaving is better at the last turn.
     """
 
-    observation_space = action_space = TextSpace()
-
-    def __init__(self, split="train"):
-        self.split = split
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.n_turns = 0
-        return "Stay?", {}
+    def question(self):
+        return "Stay?"
 
     def step(self, action):
         self.n_turns += 1
@@ -54,19 +46,10 @@ STAY = EnvChoice("stay", factory=StayEnv)
 
 
 @pytest.fixture
-def make(tiny_folder, tmp_path, keep):
+def make(tiny_folder, configure, keep):
     def build(env=STAY, model=tiny_folder, kwargs=None, critic=None, **changes):
-        settings = {
-            "output_dir": str(tmp_path / "out"),
-            "max_steps": 1,
-            "per_device_train_batch_size": 16,
-            "learning_rate": 1e-3,
-            "value_learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            **PLAYED | {"max_turn_tokens": 4},
-            **QUIET,
-        }
-        args = EnvPPOConfig(**{**settings, **changes})
+        settings = {"value_learning_rate": 1e-3, **PLAYED, "max_turn_tokens": 4}
+        args = configure(EnvPPOConfig, **settings | changes)
         return keep(EnvPPOTrainer(model, env, args, critic=critic, **(kwargs or {})))
 
     return build
@@ -179,7 +162,7 @@ def test_bootstrapping_is_off_unless_it_is_asked_for(make):
     trainer.train()
     mask = (batches[0]["completion_mask"] * batches[0]["tool_mask"]).bool()
     assert {round(x, 5) for x in batches[0]["returns"][mask].tolist()} == {0.2, 0.5}
-    with pytest.raises(InvalidConfigError, match="only the context_fn could say"):
+    with pytest.raises(InvalidConfigError, match=r"bootstrap_truncated.*context_fn"):
         make(bootstrap_truncated=True, kwargs={"context_fn": last_only})
 
 
@@ -425,21 +408,21 @@ def test_checkpoints_without_a_critic_are_refused(make, tiny_folder, config, tmp
     )
     grpo.train()
     grpo.close()
-    with pytest.raises(InvalidConfigError, match="checkpoint of GRPO, and this is PPO"):
+    with pytest.raises(InvalidConfigError, match=r"GRPO.*PPO"):
         make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "grpo" / "checkpoint-1"))
 
 
 def test_what_contradicts_itself_is_refused(make, config, tiny_folder, tmp_path):
-    with pytest.raises(ValueError, match="kl_fn is given, but kl_coef=0"):
+    with pytest.raises(ValueError, match=r"kl_fn.*kl_coef=0"):
         replace(PPO, kl_fn=lambda logps, ref, mask: mask)
-    with pytest.raises(InvalidConfigError, match="the critic makes PPO's advantages"):
+    with pytest.raises(InvalidConfigError, match="advantage_fn"):
         make(kwargs={"algorithm": replace(PPO, advantage_fn=lambda rewards, groups, turns: rewards)})
     with pytest.raises(InvalidConfigError, match="use EnvPPOConfig"):
         EnvPPOTrainer(tiny_folder, STAY, config())
     other = tiny_tokenizer(["the cat sat on the mat, the dog on the log"] * 3, vocab_size=290)
     tiny_model(other, hidden_size=32, n_heads=2, max_length=192).save_pretrained(tmp_path / "other")
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(InvalidConfigError, match="its vocabulary differs from the policy's"):
+    with pytest.raises(InvalidConfigError, match="vocabulary"):
         make(critic=str(tmp_path / "other"))
 
 

@@ -170,9 +170,9 @@ def test_what_never_has_an_effect_cannot_be_written(kind, base, names):
         field.name for field in fields(base) if not field.init
     } == names
     for name in names:
-        with pytest.raises(InvalidConfigError, match=f"{kind.__name__} has no setting {name}. TRL's is left out: "):
+        with pytest.raises(InvalidConfigError, match=rf"{kind.__name__} .* {name}\."):
             kind(**BARE, **{name: 1})
-    with pytest.raises(InvalidConfigError, match=rf"{kind.__name__} has no setting learning_rat. .* learning_rate"):
+    with pytest.raises(InvalidConfigError, match=rf"{kind.__name__} .*learning_rat\. .*learning_rate"):
         kind(**BARE, learning_rat=0.1)
     args, theirs = kind(**BARE, per_device_train_batch_size=8), base(**BARE, per_device_train_batch_size=8)
     assert {name: getattr(args, name) for name in names} == {name: getattr(theirs, name) for name in names}
@@ -227,7 +227,7 @@ def test_ppo_refuses_a_setting_of_a_shared_trunk_beside_a_separate_one(tiny_fold
     args = EnvPPOConfig(
         **BARE, per_device_train_batch_size=8, max_completion_length=80, value_trains_trunk=False, num_train_seeds=16
     )
-    with pytest.raises(InvalidConfigError, match="value_trains_trunk=False has no effect"):
+    with pytest.raises(InvalidConfigError, match="value_trains_trunk=False"):
         EnvPPOTrainer(tiny_folder, DENSE, args, critic=tiny_folder)
 
 

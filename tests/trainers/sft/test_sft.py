@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 from datasets import Dataset, load_dataset
 from device import on_cpu
 from families import family_tokenizer
-from trainings import QUIET
 from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -31,18 +31,9 @@ ENV = "test/Say-v0"
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path),
-            "max_steps": 1,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 3e-3,
-            **QUIET,
-        }
-        return EnvSFTConfig(**{**base, **changes})
-
-    return make
+def settings(configure, tmp_path):
+    rate = {"learning_rate": 3e-3, "lr_scheduler_type": "linear"}
+    return partial(configure, EnvSFTConfig, output_dir=str(tmp_path), per_device_train_batch_size=8, **rate)
 
 
 def play(codec, n=8):
@@ -106,12 +97,12 @@ def test_long_episodes_are_trained_whole(tiny_folder, settings):
     model = tiny_model(tokenizer, hidden_size=32, n_heads=2, n_layers=1, max_length=4096)
     trainer = EnvSFTTrainer(model, args=settings(), source=long, processing_class=tokenizer)
     assert {len(row["input_ids"]) for row in trainer.train_dataset} == {long[0].rows[0].spans[-1][1]}
-    with pytest.raises(InvalidConfigError, match="all 8 rows are longer than max_length=256"):  # the model's context
+    with pytest.raises(InvalidConfigError, match=r"all 8 .*max_length=256"):  # the model's context
         EnvSFTTrainer(tiny_folder, args=settings(), source=long)
 
 
 def test_an_oracle_that_fails_is_reported(tiny_folder, settings):
-    with pytest.raises(InvalidConfigError, match=r"8 of 8 episodes of the oracle of test/Say-v0 failed.*has no oracle"):
+    with pytest.raises(InvalidConfigError, match=r"8 of 8 .*test/Say-v0 .*no oracle"):
         EnvSFTTrainer(tiny_folder, ENV, settings(num_episodes=8))
 
 
@@ -146,7 +137,7 @@ def test_rows_that_are_too_long_are_dropped_cut_behind_a_turn_or_refused():
         cut = {"input_ids": row["input_ids"][:kept], "labels": row["labels"][:kept]}
         assert fit_rows([row, short], length, "cut") == ([cut, short], {"overlong": 1, "dropped": 0, "cut": 1})
     assert fit_rows([row, short], 3, "cut") == ([short], {"overlong": 1, "dropped": 1, "cut": 0})
-    with pytest.raises(InvalidConfigError, match="row 1 has 10 tokens, over max_length=9"):
+    with pytest.raises(InvalidConfigError, match=r"row 1 .*10 tokens.*max_length=9"):
         fit_rows([short, row], 9, "error")
     with pytest.raises(InvalidConfigError, match="overlong is 'keep'"):
         fit_rows([row], 9, "keep")
@@ -162,7 +153,7 @@ def test_the_trainer_counts_and_logs_what_is_too_long(tiny_folder, settings):
     assert {len(row["input_ids"]) for row in trainer.train_dataset} == {first[1]}
     trainer.train()
     assert trainer.state.log_history[0]["rows/cut"] == 4.0
-    with pytest.raises(InvalidConfigError, match="all 4 rows are longer than max_length=9"):
+    with pytest.raises(InvalidConfigError, match=r"all 4 .*max_length=9"):
         EnvSFTTrainer(tiny_folder, args=settings(max_length=9), source=played)
     with pytest.raises(InvalidConfigError, match="overlong='keep'"):
         settings(overlong="keep")
@@ -229,7 +220,7 @@ def test_packed_rows_are_never_mixed(tiny_folder, settings):
         trainer = EnvSFTTrainer(
             opt_model(tokenizer), args=settings(**changes), source=played, processing_class=tokenizer
         )
-        with pytest.raises(ModelError, match=r"padding-free.*OPTForCausalLM .*mixes packed rows"):
+        with pytest.raises(ModelError, match=r"padding-free.*OPTForCausalLM"):
             trainer.train()
     losses = []
     for changes in ({}, {"packing": True, "max_length": 256}):
@@ -258,14 +249,14 @@ def test_every_saved_form_gives_the_same_rows(tmp_path):
     for source in (tmp_path / "run", tmp_path / "sft", tmp_path / "messages", tmp_path / "dataset", table):
         assert rows_of(load_source(source, codec), codec) == rows, source
     assert rows_of(load_source(table, codec), codec, n_best=1, min_reward=1.5) == []
-    with pytest.raises(InvalidConfigError, match="token rows have no rewards"):
+    with pytest.raises(InvalidConfigError, match="best_of and min_reward"):
         rows_of(load_source(tmp_path / "sft", codec), codec, min_reward=0.5)
-    with pytest.raises(InvalidConfigError, match="neither a file nor a folder"):
+    with pytest.raises(InvalidConfigError, match="nothing"):
         load_source(tmp_path / "nothing", codec)
     with pytest.raises(InvalidConfigError, match=r"columns \['text'\]"):
         load_source(Dataset.from_dict({"text": ["a"]}), codec)
     (tmp_path / "wrong.jsonl").write_text(json.dumps({"input_ids": [1, 2], "labels": [1]}) + "\n")
-    with pytest.raises(InvalidConfigError, match="no label for each of its 2 tokens"):
+    with pytest.raises(InvalidConfigError, match=r"row \d+ .*label.* 2 tokens"):
         load_source(tmp_path / "wrong.jsonl", codec)
     for row, message in (
         ({"input_ids": [1, -2], "labels": [1, -2]}, "the id -2"),

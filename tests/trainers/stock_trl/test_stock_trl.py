@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -14,7 +15,7 @@ from datasets import concatenate_datasets
 from device import on_cpu, rounding
 from families import family_tokenizer
 from tool_model import _cut
-from trainings import QUIET, logged
+from trainings import logged
 from transformers import AutoTokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
@@ -47,22 +48,8 @@ N_PROBLEMS = 4
 
 
 @pytest.fixture
-def settings(tmp_path):
-    def make(**changes):
-        base = {
-            "output_dir": str(tmp_path / "out"),
-            "max_steps": 1,
-            "per_device_train_batch_size": 16,
-            "num_generations": 4,
-            "max_completion_length": 80,
-            "learning_rate": 1e-3,
-            "lr_scheduler_type": "constant",
-            **QUIET,
-            "seed": 7,
-        }
-        return GRPOConfig(**{**base, **changes})
-
-    return make
+def settings(configure):
+    return partial(configure, GRPOConfig, num_generations=4, max_completion_length=80, seed=7)
 
 
 def weights(trainer):
@@ -348,15 +335,15 @@ def test_rollout_func_says_what_is_wrong(tiny_folder, settings):
     for dataset in (episode_dataset(CALCULATOR, 8), prompt_dataset(SAY, 8)):
         rollout = rollout_func(SAY)
         trainer = GRPOTrainer(tiny_folder, env_reward, settings(), dataset, rollout_func=rollout)
-        with pytest.raises(InvalidConfigError, match=r"is of no episode of test/Say-v0: give the trainer"):
+        with pytest.raises(InvalidConfigError, match="test/Say-v0"):
             trainer.train()
         rollout.close()
     rollout = rollout_func(SAY)
     args = settings(max_completion_length=256)
     trainer = GRPOTrainer(tiny_folder, env_reward, args, episode_dataset(SAY, 8), rollout_func=rollout)
-    with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
+    with pytest.raises(InvalidConfigError, match=r"max_completion_length=\d+"):
         trainer.train()
-    with pytest.raises(InvalidConfigError, match="no episodes to reward"):
+    with pytest.raises(InvalidConfigError, match=r"rollout_func=.*environment_factory="):
         env_reward(["p"], ["c"])
 
 
@@ -507,17 +494,17 @@ def test_games_act_and_single_turns_have_no_tools():
 
 def test_environment_factory_says_what_is_wrong():
     environment = environment_factory(CALCULATOR)()
-    with pytest.raises(InvalidConfigError, match="the data set has no seed: give train_dataset=prompt_dataset"):
+    with pytest.raises(InvalidConfigError, match="train_dataset=prompt_dataset"):
         environment.reset(**episode_dataset(CALCULATOR, 1)[0])
-    with pytest.raises(InvalidConfigError, match="the same environment and env_kwargs"):
+    with pytest.raises(InvalidConfigError, match="env_kwargs"):
         environment.reset(**prompt_dataset(CALCULATOR, 1, env_kwargs={"difficulty": "hard"})[0])
-    with pytest.raises(InvalidConfigError, match="one environment at a time"):
+    with pytest.raises(InvalidConfigError, match=r"name: environment_factory\(env\)"):
         environment_factory([CALCULATOR, SHOP])
 
     class Named(ShopEnv):
         tools = [{"type": "function", "function": ShopEnv.schema | {"name": "reset"}}]
 
-    with pytest.raises(InvalidConfigError, match="a tool is called 'reset'"):
+    with pytest.raises(InvalidConfigError, match="'reset'"):
         environment_factory(Named)
 
 

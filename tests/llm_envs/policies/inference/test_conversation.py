@@ -222,9 +222,9 @@ def test_tools_may_be_plain_functions_and_toolsets(how):
     assert '"name": "add"' in seen[0][0] and '"name": "count"' in seen[0][0]
     assert [r.output for r in turn.tool_results] == ["5", "1"]
     assert [r.output for r in create_executor([add])([ToolCall("add", {"a": 1, "b": 1})])] == ["2"]
-    with pytest.raises(InvalidConfigError, match="conversation_turn: 'add' is not a tool"):
+    with pytest.raises(InvalidConfigError, match="conversation_turn: 'add'"):
         play(says(text), how, tools=["add"])
-    with pytest.raises(InvalidConfigError, match="tools is of type dict; give a list"):
+    with pytest.raises(InvalidConfigError, match=r"tools .*dict"):
         play(says(text), how, tools={"add": add})
 
 
@@ -271,7 +271,7 @@ def test_in_the_next_prompt_stands_what_was_sampled():
     )
     assert seen == [prompt.tolist()]
     assert [m.role for m in again.messages] == ["system", "user", "assistant", "user", "assistant"]
-    with pytest.raises(InvalidConfigError, match="no message follows the turn"):
+    with pytest.raises(InvalidConfigError, match="messages is empty"):
         next_prompt_ids(turn, codec=codec)
 
 

@@ -31,7 +31,7 @@ def test_float32_is_chosen_where_there_are_none_and_said_once(monkeypatch):
     monkeypatch.setattr(cpu, "_told", set())
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu, "has_bf16", lambda cpuinfo: False)
-    with pytest.warns(UserWarning, match="no bfloat16 instructions, so the model computes in float32"):
+    with pytest.warns(UserWarning, match="dtype='bfloat16'"):
         assert cpu.cpu_dtype() == "float32"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -79,7 +79,7 @@ def test_a_bf16_checkpoint_is_loaded_in_float32_where_the_processor_has_no_instr
 def test_vllm_does_not_compile_on_a_cpu_unless_told_and_says_so_once(monkeypatch, settings, expected):
     monkeypatch.setattr(cpu, "_told", set())
     if expected:
-        with pytest.warns(UserWarning, match=r"without compiling the model.*enforce_eager=False"):
+        with pytest.warns(UserWarning, match="enforce_eager=False"):
             assert cpu.skips_compilation(settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

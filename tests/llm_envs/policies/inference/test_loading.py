@@ -65,9 +65,9 @@ def test_from_a_folder(folder, tmp_path):
     assert not model.training
     assert tokenizer.encode("a<|im_end|>") == TOKENIZER.encode("a<|im_end|>")
     assert torch.equal(model.lm_head.weight, original.lm_head.weight)
-    with pytest.raises(ModelError, match="no model could be loaded from"):
+    with pytest.raises(ModelError, match=r"model .*nothing"):
         load_model(tmp_path / "nothing")
-    with pytest.raises(ModelError, match="no tokenizer could be loaded from"):
+    with pytest.raises(ModelError, match=r"tokenizer .*nothing"):
         load_tokenizer(tmp_path / "nothing")
 
 
@@ -126,7 +126,7 @@ def test_tensor_parallelism():
 
 def test_tensor_parallelism_in_a_single_process_says_how_to_start_more(folder, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(InvalidConfigError, match="torchrun --nproc-per-node 2"):
+    with pytest.raises(InvalidConfigError, match=r"tensor_parallel=2.*--nproc-per-node 2"):
         load_model(folder, tensor_parallel=2)
 
 
@@ -172,10 +172,10 @@ def test_an_adapter_gives_the_log_probabilities_of_the_model_it_was_saved_from(f
 
 
 def test_an_adapter_that_is_not_there_or_does_not_fit(folder, adapter, tmp_path):
-    with pytest.raises(ModelError, match="no adapter could be loaded from"):
+    with pytest.raises(ModelError, match=r"adapter .*nothing"):
         load_model(folder, adapter=tmp_path / "nothing", device="cpu")
     tiny_model(TOKENIZER, hidden_size=64).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="no adapter could be loaded from"):
+    with pytest.raises(ModelError, match="adapter"):
         load_model(tmp_path, adapter=adapter[0], device="cpu")
 
 

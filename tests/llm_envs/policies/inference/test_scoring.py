@@ -130,9 +130,9 @@ def test_nothing_to_score():
 
 @pytest.mark.parametrize("score", [token_logps, token_logits])
 def test_what_cannot_be_scored_is_refused(score):
-    with pytest.raises(ContextFullError, match="sequence 1 has 65 tokens, the model's context 64"):
+    with pytest.raises(ContextFullError, match=r"sequence 1 .*65 .*64"):
         score(MODEL, [GIVEN[1], np.zeros(65, np.int32)])
-    with pytest.raises(InvalidConfigError, match=f"sequence 0 has token ids from 0 to {N}"):
+    with pytest.raises(InvalidConfigError, match=f"sequence 0 .*0 to {N}"):
         score(MODEL, [np.array([0, N])])
     with pytest.raises(InvalidConfigError, match="micro_batch_size=0"):
         score(MODEL, GIVEN, micro_batch_size=0)

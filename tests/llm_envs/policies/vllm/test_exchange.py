@@ -109,7 +109,7 @@ def test_a_client_that_only_plays_is_told_before_the_servers_change_and_reports_
 def test_a_foreign_trainer_is_noticed_by_one_that_has_sent_weights_itself(server):
     one, other = make_policy(server.url), make_policy(server.url)
     one.update_weights(weights(11), 1)
-    with pytest.raises(BridgeError, match="another client has changed the weights"):
+    with pytest.raises(BridgeError, match="another client"):
         other.update_weights(weights(19), 1)
     assert sample(one) == {(11, 1)}
 
@@ -243,7 +243,7 @@ def test_weights_are_not_written_where_no_server_sees_them(worker, server, tmp_p
     policy = make_policy(server.url)
     prepared = policy.prepare(weights(11), 1)
     (prepared.path / "model.safetensors").unlink()
-    with pytest.raises(BridgeError, match="must see the trainer's folder"):
+    with pytest.raises(BridgeError, match=r"\*\.safetensors"):
         policy.send(prepared)
     assert worker.loads == [] and worker.token == 5  # the model was not touched
 
@@ -264,5 +264,5 @@ def test_a_server_that_does_not_say_its_weights_is_refused(worker, server):
 
     server.respond = without
     policy = make_policy(server.url)
-    with pytest.raises(ModelError, match="too old to follow a trainer"):
+    with pytest.raises(ModelError, match="/weight_info"):
         policy.update_weights(weights(11), 1)

@@ -70,14 +70,14 @@ def test_one_that_dies_is_started_again_at_the_same_place_so_many_times(tmp_path
 
 def test_one_that_does_not_come_up_ends_the_start_with_its_own_last_error(tmp_path):
     group = make_servers(tmp_path, 1, code="print('loading', flush=True); raise ValueError('no such device: 7')")
-    with pytest.raises(ModelError, match=r"ended. Its last error: ValueError: no such device: 7\nIts log: .*\.log\n"):
+    with pytest.raises(ModelError, match=r"ValueError: no such device: 7\n.*\.log\n"):
         group.start(120)
     group.stop()
 
 
 def test_one_that_takes_too_long_ends_the_start(tmp_path):
     group = make_servers(tmp_path, 1, code="import time; print('loading', flush=True); time.sleep(600)")
-    with pytest.raises(ModelError, match=r"did not answer within 3 s. Its last error: loading"):
+    with pytest.raises(ModelError, match=r" 3 s.*: loading"):
         group.start(3.0)
     group.stop()
     with pytest.raises(ProcessLookupError):

@@ -68,9 +68,9 @@ def test_settings_out_of_range_are_refused():
     for settings in ({"first_s": -1}, {"first_s": 20, "max_s": 10}, {"factor": 0.5}, {"jitter": 2}):
         with pytest.raises(InvalidConfigError, match="Backoff"):
             Backoff(**settings)
-    with pytest.raises(InvalidConfigError, match="requests_per_minute is 0"):
+    with pytest.raises(InvalidConfigError, match=r"requests_per_minute .*0"):
         RateLimit(0)
-    with pytest.raises(InvalidConfigError, match="at least one URL"):
+    with pytest.raises(InvalidConfigError, match="endpoints is empty"):
         Router(0)
 
 

@@ -214,9 +214,9 @@ def test_cancelling_aborts_the_requests_at_the_servers(policy, servers):
 
 
 def test_the_wrong_model_tokenizer_or_mode_is_refused_with_the_right_command(servers, tokenizer, tmp_path):
-    with pytest.raises(ModelError, match=r"not '/other'.*\n?.*vllm serve /other --logprobs-mode processed_logprobs"):
+    with pytest.raises(ModelError, match=r"'/other'.*\n?.*/other --logprobs-mode processed_logprobs"):
         VLLMServerPolicy(servers.urls, tokenizer, model="/other")
-    with pytest.raises(ModelError, match="does not tokenize like"):
+    with pytest.raises(ModelError, match="tokenizer"):
         VLLMServerPolicy(servers.urls, tiny_tokenizer())
     control = VLLMControl({})
     facts = control.facts(servers.urls[0])
@@ -226,11 +226,11 @@ def test_the_wrong_model_tokenizer_or_mode_is_refused_with_the_right_command(ser
     assert facts.logprobs_mode == "processed_logprobs"
     assert 3 <= len(logps) <= 12 and set(logps) == {0.0}
     check_facts(silent, None, greedy_logps=logps)
-    with pytest.raises(ModelError, match="raw_logprobs, or another"):
+    with pytest.raises(ModelError, match="raw_logprobs"):
         check_facts(silent, None, greedy_logps=[0.0, -0.3])
     with pytest.raises(ModelError, match="mode raw_logprobs"):
         check_facts(replace(facts, logprobs_mode="raw_logprobs"), None)
-    with pytest.raises(ModelError, match="without VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(ModelError, match="VLLM_SERVER_DEV_MODE=1"):
         check_updatable(replace(facts, is_dev=False))
     with pytest.raises(ModelError, match=r"--worker-extension-cls llm_envs\.policies\.vllm\.worker\.WorkerExtension"):
         check_updatable(replace(facts, extension=None))
@@ -396,9 +396,9 @@ def test_a_turn_through_two_updates_has_three_versions_whoever_sends_them(server
 
 def test_weights_that_do_not_fit_are_refused_before_any_server_hears_of_them(policy, folder, tmp_path):
     other = tiny_model(tiny_tokenizer(), hidden_size=32)
-    with pytest.raises(ModelError, match=r"has shape .* the model's is .*Nothing was changed"):
+    with pytest.raises(ModelError, match=r"has shape .*Nothing"):
         policy.update_weights(other.named_parameters(), 9)
-    with pytest.raises(ModelError, match=r"missing: \['lm_head.bias'|missing: \['model"):
+    with pytest.raises(ModelError, match=r"\['lm_head\.bias'|\['model"):
         policy.update_weights([("model.norm.weight", torch.ones(64))], 9)
     with pytest.raises(ModelError, match=r"no \*.safetensors"):
         policy.load_checkpoint(tmp_path, 9)
@@ -412,7 +412,7 @@ def test_a_second_trainer_is_noticed(policy, servers, tokenizer, folder):
     other.load_checkpoint(folder, 1)
     for endpoint in policy._endpoints:
         endpoint.is_trusted = False  # as after a failure
-    with pytest.raises(ModelError, match="another client has changed the weights"):
+    with pytest.raises(ModelError, match="another client"):
         sample(policy, 2)
     asyncio.run(other.aclose())
 

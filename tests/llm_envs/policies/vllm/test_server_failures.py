@@ -240,7 +240,7 @@ def test_turns_of_a_dead_server_go_to_the_other(one):
 def test_when_all_attempts_fail_the_last_failure_is_said(one):
     policy = make_policy(one.url, max_retries=2)
     one.respond = lambda asked, n: Answer(503, {"error": "engine dead"})
-    with pytest.raises(BridgeError, match=r"failed 3 times.*503: engine dead"):
+    with pytest.raises(BridgeError, match=r"3 times.*503: engine dead"):
         sample(policy)
 
 
@@ -248,7 +248,7 @@ def test_a_server_that_hangs_is_noticed_by_its_health(one):
     policy = make_policy(one.url, max_retries=1, health_s=0.2)
     one.respond = lambda asked, n: Answer(delay_s=300.0)
     started = time.monotonic()
-    with pytest.raises(BridgeError, match=r"has stopped answering|ReadTimeout"):
+    with pytest.raises(BridgeError, match=r"stopped answering|ReadTimeout"):
         sample(policy)
     assert time.monotonic() - started < 100
 
@@ -332,7 +332,7 @@ def test_a_server_without_developer_mode_is_probed_and_cannot_change_its_weights
     with fake_server(respond) as server:
         policy = make_policy(server.url)
         assert sample(policy)[0].token_ids.tolist() == [5, 6, 2]
-        with pytest.raises(ModelError, match="without VLLM_SERVER_DEV_MODE=1"):
+        with pytest.raises(ModelError, match="VLLM_SERVER_DEV_MODE=1"):
             policy.load_checkpoint(path, 1)
         assert sample(policy)[0].weight_version == 0
         logps = itertools.cycle([-0.7])
@@ -345,7 +345,7 @@ def test_servers_of_different_models_or_tokenizers_are_refused(one):
     with another_model as other, pytest.raises(ModelError, match="Start it as"):
         make_policy([one.url, other.url])
     another_tokenizer = fake_server(vllm_answers(tiny_tokenizer(["Answer"] * 9, vocab_size=300), well))
-    with another_tokenizer as other, pytest.raises(ModelError, match="does not tokenize like"):
+    with another_tokenizer as other, pytest.raises(ModelError, match="tokenizer"):
         make_policy(other.url)
 
 
@@ -363,9 +363,9 @@ def test_a_server_that_is_not_there_is_waited_for_and_then_said():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(InvalidConfigError, match="must begin with http"):
+    with pytest.raises(InvalidConfigError, match=r"'127\.0\.0\.1:8000'"):
         make_policy("127.0.0.1:8000")
-    with pytest.raises(InvalidConfigError, match="at least one URL"):
+    with pytest.raises(InvalidConfigError, match="endpoints is empty"):
         make_policy([])
     with pytest.raises(InvalidConfigError, match="'vllm' or 'sglang'"):
         make_policy("http://x", server="trtllm")
@@ -376,7 +376,7 @@ def test_wrong_settings_are_refused():
 
 def test_a_prompt_that_fills_the_context_is_not_sent(one):
     policy = make_policy(one.url)
-    with pytest.raises(ContextFullError, match="64 tokens fills the context of 64"):
+    with pytest.raises(ContextFullError, match=r"64 tokens .* 64"):
         asyncio.run(policy.sample(np.zeros(64, np.int32), SamplingParams(), seed=0, session=""))
     assert one.paths("/v1/completions") == []
 
@@ -411,11 +411,11 @@ def test_shapes_are_read_without_the_weights_and_compared(tmp_path):
     assert shapes == expected
     check_same_tensors(shapes, expected, "here")
     check_same_tensors({**shapes, "lm_head.weight": (1,)}, expected, "here")  # tied: left out by some
-    with pytest.raises(ModelError, match=r"1 missing: \['model.norm.weight'\].*Nothing was changed"):
+    with pytest.raises(ModelError, match=r"1 missing: \['model\.norm\.weight'\]"):
         check_same_tensors({n: s for n, s in shapes.items() if n != "model.norm.weight"}, expected, "here")
     with pytest.raises(ModelError, match=r"1 unknown: \['lora_A'\]"):
         check_same_tensors({**shapes, "lora_A": (1,)}, expected, "here")
-    with pytest.raises(ModelError, match=r"model.norm.weight has shape \(7,\), the model's is \(32,\)"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight .*\(7,\).*\(32,\)"):
         check_same_tensors({**shapes, "model.norm.weight": (7,)}, expected, "here")
 
 
@@ -433,7 +433,7 @@ def test_weights_that_do_not_fit_never_reach_a_server(one, tmp_path):
 def test_a_model_that_is_not_here_cannot_be_compared_and_is_not_updated(one, tmp_path):
     path = save(tmp_path / "model")
     policy = make_policy(one.url)  # started on "m"
-    with pytest.raises(ModelError, match=r"'m' is not on this machine.*model="):
+    with pytest.raises(ModelError, match=r"'m' .*model="):
         policy.load_checkpoint(path, 1)
     assert one.paths("/collective_rpc") == []
     assert find_checkpoint(str(path)) == path
@@ -454,5 +454,5 @@ def test_a_written_checkpoint_is_whole_or_not_there(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\x05\x00\x00\x00\x00\x00\x00\x00[1,2]", b"\xff" * 40])
 def test_a_broken_file_is_one_readable_error(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+    with pytest.raises(ModelError, match="safetensors"):
         tensor_shapes(tmp_path)

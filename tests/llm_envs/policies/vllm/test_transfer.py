@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_present_ones_stay_at_hand(p
     model = load_model(folder, dtype=torch.float32)
     policy.update_weights(model.named_parameters(), 1)
     policy.calls.asked.clear()
-    with pytest.raises(ModelError, match=r"missing: \['model.*Nothing was changed"):
+    with pytest.raises(ModelError, match=r"missing: \['model.*Nothing"):
         policy.update_weights([("model.norm.weight", torch.ones(64))], 2)
     assert policy.calls.asked == []
     assert policy._exchange.tensors(policy.checkpoint) is not None
@@ -149,23 +149,23 @@ def test_weights_that_do_not_fit_are_refused_and_the_present_ones_stay_at_hand(p
 def test_a_client_and_servers_that_cannot_are_told_what_to_do(policy, servers, folder):
     tokenizer = load_tokenizer(folder)
     if not torch.cuda.is_available():
-        with pytest.raises(InvalidConfigError, match=r"needs a GPU in this process, and torch finds none.*'gloo'"):
+        with pytest.raises(InvalidConfigError, match=r"transport='nccl'.*'gloo'"):
             VLLMServerPolicy(servers.urls, tokenizer, transport="nccl")
     with pytest.raises(InvalidConfigError, match=r"'rdma'.*'checkpoint', 'delta', 'nccl', 'gloo'"):
         VLLMServerPolicy(servers.urls, tokenizer, transport="rdma")
-    with pytest.raises(InvalidConfigError, match="must be HOST or HOST:PORT"):
+    with pytest.raises(InvalidConfigError, match=r"transfer_address .*http://trainer:1"):
         VLLMServerPolicy(servers.urls, tokenizer, transport="gloo", transfer_address="http://trainer:1")
-    with pytest.raises(InvalidConfigError, match="is for vLLM, and server='sglang'"):
+    with pytest.raises(InvalidConfigError, match=r"transport='gloo'.*server='sglang'"):
         VLLMServerPolicy(servers.urls, tokenizer, transport="gloo", server="sglang")
     facts = policy._endpoints[0].facts
     assert (facts.transfer, facts.device) == ("gloo", "cpu")
     nccl = transfer.WeightTransfer("nccl", None, policy._control)
-    with pytest.raises(ModelError, match="runs on a CPU, and transport='nccl' needs GPUs"):
+    with pytest.raises(ModelError, match="transport='nccl'"):
         nccl.check(facts)
     on_gpu = replace(facts, device="cuda")
     right = r"""vllm serve \S+ --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'"""
     for changes, found in (({}, r"\('gloo', "), ({"transfer": None}, r"\(None, "), ({"extension": None}, "None\\)")):
-        with pytest.raises(ModelError, match=rf"are .*{found}.*, not \('nccl', .*Start it as: .*{right}"):
+        with pytest.raises(ModelError, match=rf"{found}.*\('nccl', .*{right}"):
             nccl.check(replace(on_gpu, **{"transfer": "gloo", **changes}))
     nccl.check(replace(on_gpu, transfer="nccl"))
     with pytest.raises(ModelError, match=r"""'{"backend": "gloo"}' --worker-extension-cls \S+WorkerExtension$"""):
@@ -208,7 +208,7 @@ def test_without_a_shared_folder_a_restarted_server_gets_the_next_weights(server
     assert {s.weight_version for s in sample(policy, 4)} == {1}
     policy._control._set_tag(policy._endpoints[0].facts, first)  # as a restarted one has the tag of its first weights
     policy._endpoints[0].is_trusted = False
-    with pytest.raises(BridgeError, match=r"version 1 gets the next ones\. With an exchange_dir"):
+    with pytest.raises(BridgeError, match=r"version 1 .*exchange_dir"):
         sample(policy, 1)
     change(model, 2)
     policy.update_weights(model.named_parameters(), 2)

@@ -165,7 +165,7 @@ class TestThreads:
                 release.wait(600)
                 return super().step(action)
 
-        with pytest.raises(TimeoutError, match=r"env.step took longer than max_step_s=1 s; its thread was abandon"):
+        with pytest.raises(TimeoutError, match=r"env\.step .*max_step_s=1 s"):
             asyncio.run(play(Hangs, limit_s=1.0))  # which the calls before the step must not reach
         assert "close" not in noted() and runners._threads._free == []
         assert asyncio.run(play(Where, limit_s=120)) == 1.0
@@ -252,7 +252,7 @@ class Quits(NumbersEnv):
 def test_an_environment_that_exits_does_not_end_the_run() -> None:
     check_made(EnvMaker("Quits", {"at": "close"}, Quits))
     close_env(Quits("close"))
-    with pytest.raises(EnvContractError, match=r"sys\.exit\(3\) while it was made"):
+    with pytest.raises(EnvContractError, match=r"sys\.exit\(3\)"):
         check_made(EnvMaker("Quits", {"at": "make"}, Quits))
 
 

@@ -236,7 +236,7 @@ def test_another_token(server: EnvServer, monkeypatch: pytest.MonkeyPatch, varia
 
 def test_another_version(server: EnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "__version__", "9.9")
-    with pytest.raises(InvalidConfigError, match=r"has llm-envs .*, here it is 9.9: install one on both"):
+    with pytest.raises(InvalidConfigError, match=r" 9\.9"):
         EnvServers([server.address])
 
 
@@ -251,10 +251,10 @@ def test_nobody_and_somebody_else() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(WorkerDiedError, match="does not answer as an environment server does"):
+        with pytest.raises(WorkerDiedError, match=f"{address} .*an environment server"):
             EnvServers([address])
         thread.join()
-    with closed_port() as address, pytest.raises(WorkerDiedError, match="is llm-envs serve-envs running there"):
+    with closed_port() as address, pytest.raises(WorkerDiedError, match="serve-envs"):
         EnvServers([address])
 
 
@@ -269,17 +269,17 @@ def test_what_is_no_address(address: str) -> None:
 def test_bad_servers(server: EnvServer) -> None:
     with pytest.raises(InvalidConfigError, match="is named twice"):
         EnvServers([server.address] * 2)
-    with pytest.raises(InvalidConfigError, match="at least 1 worker and a token of at least 16"):
+    with pytest.raises(InvalidConfigError, match="16 bytes; it has 0 "):
         EnvServer(0, TOKEN.encode())
     with pytest.raises(InvalidConfigError, match="at least 16 bytes"):
         EnvServer(1, b"short")
-    with pytest.raises(InvalidConfigError, match="cannot be listened on"):
+    with pytest.raises(InvalidConfigError, match=server.address):
         EnvServer(1, TOKEN.encode(), port=int(server.address.rpartition(":")[2]))
 
 
 def test_a_full_server(server: EnvServer) -> None:
     workers = [RemoteWorker(server.address, TOKEN.encode()) for _ in range(2)]
-    with pytest.raises(WorkerDiedError, match=r"has no free worker \(of 2\)"):
+    with pytest.raises(WorkerDiedError, match=r"\(of 2\)"):
         RemoteWorker(server.address, TOKEN.encode())
     for worker in workers:
         worker.kill()
@@ -450,7 +450,7 @@ def test_a_server_that_does_not_answer_at_the_start(server: EnvServer, caplog: p
         assert collect(env_servers=[one, server.address]) == collect()
         (warning,) = caplog.messages
         assert warning.startswith(f"{one} does not answer") and warning.endswith("The run continues without it.")
-        with pytest.raises(WorkerDiedError, match=rf"{one} does not answer.*{other} does not answer"):
+        with pytest.raises(WorkerDiedError, match=f"{one} .*{other} "):
             EnvServers([one, other])
     with EnvServer(1, b"another token of this length") as foreign, pytest.raises(InvalidConfigError, match="token"):
         EnvServers([server.address, foreign.address])

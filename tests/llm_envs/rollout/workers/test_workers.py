@@ -195,12 +195,12 @@ class TestWhatToMake:
         assert trajectory.metadata["final_observation"] == "in True"
 
     def test_an_environment_that_exists_is_refused(self, pool: WorkerPool) -> None:
-        with pytest.raises(InvalidConfigError, match="pass a function that makes it"):
+        with pytest.raises(InvalidConfigError, match="NumbersEnv"):
             pool.runner(NumbersEnv(), None)  # type: ignore[arg-type]
 
     def test_what_cannot_be_pickled_is_refused_by_name(self, pool: WorkerPool) -> None:
         lock = __import__("threading").Lock()
-        with pytest.raises(InvalidConfigError, match=r"lambda.*cannot go to a worker process: TypeError.*lock"):
+        with pytest.raises(InvalidConfigError, match=r"lambda.*TypeError.*lock"):
             pool.runner(lambda: NumbersEnv(split=str(lock)), None)
 
     def test_what_cannot_be_imported_there_says_so(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ class TestWhatToMake:
 
     def test_check_raises_the_class_itself(self, pool: WorkerPool) -> None:
         pool.check(EnvMaker("llm/Arithmetic-v0"))
-        with pytest.raises(InvalidConfigError, match="has no difficulty 'odd'"):
+        with pytest.raises(InvalidConfigError, match="difficulty 'odd'"):
             pool.check(EnvMaker("llm/Arithmetic-v0", {"difficulty": "odd"}))
         with pytest.raises(RemoteError, match="with a lock"):
             pool.check(maker(at="make", deed="unpicklable"))
@@ -234,7 +234,7 @@ class TestWhatToMake:
 
         pool.check(KilledOnce)
         assert (tmp_path / "killed").exists()
-        with pytest.raises(WorkerDiedError, match=r"died in env\.make"):
+        with pytest.raises(WorkerDiedError, match=r"env\.make"):
             pool.check(maker(at="make", deed="kill"))
 
 
