@@ -1,13 +1,13 @@
-"""The record of whole targets of `make`: where and when each last ended without a failure.
+"""The record of the targets of `make`: where and when all tests of each last passed.
 
     python -m proof.targets                    print the record, and how old each entry is
     python -m proof.targets write NAME         write an entry, at the end of a target (the Makefile does it)
     python -m proof.targets next --seconds N   print the target that is to run next in so many seconds; exit 1: none
 
-CI runs the core's tests whole, and of each other target the tests marked `smoke`. A whole target writes its entry when
-it ends without a failure. The entry holds as long as nothing in the core, in the rooms that the target tests, in their
-tests and in the constraints of its environments has changed. CI then runs targets whole whose entry does not hold:
-first those whose own rooms have changed, then the oldest.
+CI runs all tests of the core, and of each other target the tests marked `smoke`. A target that ran without SMOKE and
+ended without a failure writes its entry. The entry holds as long as nothing in the core, in the rooms that the target
+tests, in their tests and in the constraints of its environments has changed. CI then runs all tests of targets whose
+entry does not hold: first those whose own rooms have changed, then the oldest.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ REPORTS = ROOT / "build" / "targets"
 SOURCES = ("llm_envs", "tasks", "trainers", "tests", "examples", "pyproject.toml", "constraints*.txt")
 """The files whose change may end an entry."""
 PAGES = ("docs", "proof", "benchmarks", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-"""What `test-docs` tests beside them."""
+"""The other files that `test-docs` tests."""
 CORE = ("test", "test-wall")
-"""The targets of the core's tests, which CI runs whole in any case."""
+"""The targets of the core's tests, which CI runs in any case."""
 ALLOWANCE = 1.3
 """How much longer than its entry a target may take on another machine."""
 COUNTS = ("tests", "skipped")
@@ -147,7 +147,7 @@ def table(record: dict[str, dict[str, Any]]) -> str:
 
 
 def next_target(record: dict[str, dict[str, Any]], seconds: float, root: Path = ROOT) -> str | None:
-    """Return the target to run whole in so many seconds; None: each entry holds, or what does not takes longer."""
+    """Return the target to run in so many seconds; None: each entry holds, or the target would take longer."""
     due = []
     for name, entry in record.items():
         now = fingerprints(name, root)

@@ -1,4 +1,4 @@
-"""Where only POSIX has fork, SIGKILL and the like, the core plays, collects, evaluates and trains; the rest says so."""
+"""Where only POSIX has fork, SIGKILL and the like, the core plays, collects, evaluates and trains; the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_scripted_policies_play_collect_and_are_evaluated(tmp_path: Path) -> Non
         'play llm/PythonInterpreter-v0 --env-kwargs {"interpreter":"cpython"}',
     ],
 )
-def test_what_needs_posix_says_so(line: str, tmp_path: Path) -> None:
+def test_what_needs_posix_is_refused(line: str, tmp_path: Path) -> None:
     done = run(tmp_path, line)
     assert done.returncode == 1
     assert "win32" in done.stderr and "needs Linux" in done.stderr

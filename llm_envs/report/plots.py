@@ -48,7 +48,8 @@ def plot_training_curves(
     if not 0 <= smoothing < 1:
         raise InvalidConfigError(f"smoothing is {smoothing!r}; it must be in [0, 1).")
     curves = {key: _points(records, key) for key in _chosen(records, keys)}
-    with extra_needed("Plots need matplotlib: pip install 'llm-envs[logging]'."):  # no window, no global state of pyplot
+    # The canvas has no window, and none of pyplot's global state.
+    with extra_needed("Plots need matplotlib: pip install 'llm-envs[logging]'."):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     columns = min(len(curves), 3)
