@@ -31,7 +31,7 @@ WITHOUT_A_SOURCE = {
 
 
 def source_of(test: Path) -> Path | None:
-    """Return the module or folder that a test file tests, by its name; None: there is none in the mirrored folder."""
+    """Return the module or folder that a test file tests, by its name, or None."""
     folder = ROOT / test.parent.relative_to(ROOT / "tests")
     name = test.stem.removeprefix("test_")
     entries = folder.iterdir() if folder.is_dir() else ()

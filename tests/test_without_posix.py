@@ -1,4 +1,4 @@
-"""Where only POSIX has fork, SIGKILL and the like, the core plays, collects, evaluates and trains; the rest is refused by name."""
+"""Where only POSIX has fork, SIGKILL and the like, the core plays, collects, evaluates and trains."""
 
 from __future__ import annotations
 

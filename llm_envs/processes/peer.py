@@ -46,7 +46,7 @@ class Peer:
         options: Of `subprocess.Popen`.
 
     Raises:
-        InvalidConfigError: If this is no POSIX system.
+        InvalidConfigError: On a system other than POSIX.
         OSError: If it cannot be started.
     """
 

@@ -1,4 +1,4 @@
-"""What trackers wrote, read back with each one's own library, and a proxy that hears whatever goes to the network."""
+"""Files of trackers, read back with each one's own library, and a proxy that hears whatever goes to the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wandb_records(folder: Path) -> list[Any]:
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
         part += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last of several
+        if kind in (1, 4):  # in one piece, or the last of several
             records.append(wandb_internal_pb2.Record())
             records[-1].ParseFromString(part)
             part = b""

@@ -111,7 +111,7 @@ def room_of_test(test: Path) -> str | None:
 def tests_of(name: str) -> tuple[str, ...]:
     """Return the test files of "core", or of the rooms of a target: their paths from the top of the repository."""
     if name != "core" and name not in TARGETS:
-        raise ValueError(f"{name!r} is no target of rooms; there are core, {', '.join(TARGETS)}")
+        raise ValueError(f"{name!r} must be core or a target of rooms: {', '.join(TARGETS)}")
     rooms = TARGETS.get(name, (None,))
     folders = [ROOT / "tests" / folder for folder in FOLDERS]
     files = [path for folder in folders for path in folder.rglob("test_*.py")]

@@ -21,7 +21,7 @@ NAMES = {
 }
 """Module: its names that other systems lack."""
 VALUES = {("os", "name"): "nt", ("sys", "platform"): "win32"}
-"""What a module says of the system: module and name -> the value on another."""
+"""Module and name: the value on another system."""
 
 _import = builtins.__import__
 

@@ -47,7 +47,7 @@ def start_worker(ends: tuple[socket.socket, socket.socket], key: bytes) -> Peer:
         key: The key of its frames. It goes through the pipe.
 
     Raises:
-        InvalidConfigError: If this is no POSIX system.
+        InvalidConfigError: On a system other than POSIX.
         WorkerDiedError: If it cannot be started.
     """
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
