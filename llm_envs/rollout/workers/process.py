@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from llm_envs.errors import WorkerDiedError
+from llm_envs.errors import InvalidConfigError, WorkerDiedError
 from llm_envs.processes import StartWatch
 from llm_envs.processes.peer import Peer, end_group
 from llm_envs.rollout.workers.channel import Channel
@@ -50,6 +50,8 @@ def start_worker(ends: tuple[socket.socket, socket.socket], key: bytes) -> Peer:
         InvalidConfigError: On a system other than POSIX.
         WorkerDiedError: If it cannot be started.
     """
+    if os.name != "posix":
+        raise InvalidConfigError(f"workers need Linux or macOS, and this is {sys.platform}. Use workers=0.")
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
     try:
         return Peer(["-c", _BOOT, json.dumps(folders)], ends, first=key)
