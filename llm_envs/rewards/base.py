@@ -100,7 +100,7 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
 
 
 def named_functions(functions: Any, kind: str) -> dict[str, Any]:
-    """Return one function, or several, by name; `kind` says in errors what they are."""
+    """Return one function, or several, by name; `kind` is their noun in errors."""
     if isinstance(functions, Mapping):
         named = dict(functions)
     else:
