@@ -39,7 +39,7 @@ parts |= {"tools": [multiply], "executor": inf.create_executor([multiply], timeo
 generate_fn, prompt_ids = partial(inf.generate, model, stop_token_ids=codec.stop_token_ids), None
 for number in range(given.turns):
     turn = inf.conversation_turn(messages, generate_fn, prompt_ids=prompt_ids, **parts)
-    thinking, said = inf.parse_thinking(turn.text)
+    thinking, said = turn.reply.thinking, turn.reply.content
     print(f"turn {number}: thought {thinking!r}, said {said!r}, heard {[r.output for r in turn.tool_results]}")
     whole, n = np.concatenate([turn.prompt_ids, turn.sampled.token_ids]), len(turn.sampled.token_ids)
     logps = inf.token_logps(model, [whole])[0][-n:]

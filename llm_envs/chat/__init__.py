@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.chat.context import (
-    Codec,
-    ContextFn,
-    create_window,
-    observed_messages,
-    render_reply,
-    seen_by,
-    with_call_ids,
-)
+from llm_envs.chat.context import create_window, observed_messages, render_reply, with_call_ids
 from llm_envs.chat.summarize import Summarize
 
 __all__ = [
     "ChatCodec",
-    "Codec",
-    "ContextFn",
     "Summarize",
     "create_window",
     "observed_messages",
     "render_reply",
-    "seen_by",
     "with_call_ids",
 ]

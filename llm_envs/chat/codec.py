@@ -192,7 +192,7 @@ class ChatCodec:
                 parsed = parsed._replace(thinking=None)
                 text = render_reply(Message("assistant", parsed.content, parsed.tool_calls))
             body = self._text.encode(self._own_words(text, parsed))
-        closing = [self.end_of_call_id] if has_calls else self._reply_closing()
+        closing = [self.end_of_call_id] if has_calls else [*self._closing_ids[:-1], self.end_of_turn_id]
         return np.concatenate([body, np.array(closing, dtype=np.int32)]).astype(np.int32)
 
     def decode_reply(self, token_ids: IdArray) -> str:
@@ -214,12 +214,9 @@ class ChatCodec:
     # Safety: environment text must never become a special token.
 
     def _encode_form(self, messages: Sequence[Message], tools: Sequence[Schema]) -> IdArray:
-        def render(messages: Sequence[Message], tools: Sequence[Schema]) -> str:
-            return self.template.render(messages, tools)
-
         expected = self._expected_specials(messages, tools)
-        ids = self._encode_as_it_is(lambda: render(messages, tools), expected)
-        return self._encode_plainly(render, messages, tools, expected) if ids is None else ids
+        ids = self._encode_as_it_is(lambda: self.template.render(messages, tools), expected)
+        return self._encode_plainly(self.template.render, messages, tools, expected) if ids is None else ids
 
     def _expected_specials(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
         """Return the special tokens of a prompt whose texts are replaced by placeholders."""
@@ -435,9 +432,6 @@ class ChatCodec:
         pieces = self._text.pieces(words)
         closers = [i for i, piece in enumerate(pieces) if piece in self._text.marked_special]
         return "".join(pieces[: closers[-1]]) if closers else None
-
-    def _reply_closing(self) -> list[int]:
-        return [*self._closing_ids[:-1], self.end_of_turn_id]
 
 
 def _contains_in_order(words: str, parts: Sequence[str]) -> bool:

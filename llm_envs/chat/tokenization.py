@@ -131,7 +131,7 @@ class SafeTokenizer:
         """Encode text so that no part of it becomes a special token. Shape (T,)."""
         if text in self._plain:
             return self._plain[text]
-        ids = self._unspecial(encodable(text))
+        ids = self._middle(encodable(text), special=False)
         # A tokenizer may normalise other text to a special token. Character by character, nothing is left to match.
         if self.specials(ids):
             ids = np.array([i for character in text for i in self._character(character)], dtype=np.int32)
@@ -178,9 +178,6 @@ class SafeTokenizer:
             return [self.hide_spellings(item, masked, keep=keep) for item in value]
         return value
 
-    def _unspecial(self, text: str) -> IdArray:
-        return self._middle(text, special=False)
-
     def _middle(self, text: str, *, special: bool) -> IdArray:
         """Encode text as in the middle of another text, without the space that some tokenizers put in front."""
         options = {"add_special_tokens": False, "split_special_tokens": not special}
@@ -192,7 +189,7 @@ class SafeTokenizer:
 
     def _character(self, character: str) -> tuple[int, ...]:
         if character not in self._characters:
-            self._characters[character] = tuple(self._unspecial(character).tolist())
+            self._characters[character] = tuple(self._middle(character, special=False).tolist())
         return self._characters[character]
 
 

@@ -267,7 +267,7 @@ class TurnShapes:
             return False
         return all(message.content in text for message in told if message.content.strip())
 
-    def shows_all(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+    def shows_all(self, messages: Sequence[Message]) -> bool:
         """Return whether the template shows the content of every message except the assistant's."""
         harmless = [
             replace(message, content=f"{WORD}{index}z")
@@ -276,7 +276,7 @@ class TurnShapes:
             for index, message in enumerate(messages)
         ]
         try:
-            text = self.template.render(harmless, tools)
+            text = self.template.render(harmless)
         except ModelError:
             return False
         return all(new.content in text for new, old in zip(harmless, messages, strict=True) if new is not old)

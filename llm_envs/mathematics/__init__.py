@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from llm_envs.mathematics.equality import (
-    MathChecker,
-    MathComparison,
-    Verdict,
-    compare_math,
-    math_equal,
-    prepare_comparison,
-)
+from llm_envs.mathematics.equality import MathChecker, compare_math, math_equal
 
-__all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
+__all__ = ["MathChecker", "compare_math", "math_equal"]

@@ -168,7 +168,7 @@ class TransformersPolicy:
             device: As for `load_model`.
             loader: As for `load_model`.
             trust_remote_code: Whether code from the model's or tokenizer's repository may run.
-            load_settings: Further settings of `load_model` (`adapter`, `device_map`, `attention`, ...).
+            load_settings: Further settings of `load_model` (`adapter`, `device_map`, `attn_implementation`, ...).
             **kwargs: Passed to the constructor.
         """
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)

@@ -18,15 +18,14 @@ from llm_envs.rewards.answers import (
     MAX_WORDS,
     contains_all,
     exact_match,
-    has_any,
     keyword_share,
     math_match,
     numeric_match,
     regex_match,
     schema_match,
 )
-from llm_envs.rewards.base import Part, RewardFn, lift, with_name
-from llm_envs.rewards.words import final_reply, final_words
+from llm_envs.rewards.base import Part, RewardFn, lift
+from llm_envs.rewards.words import final_reply
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ __all__ = [
     "create_code_tests",
     "create_contains",
     "create_exact_match",
-    "create_forbidden",
     "create_format",
     "create_keywords",
     "create_math_match",
@@ -151,21 +149,6 @@ def create_contains(
     """Score 1 for an answer of at most `max_words` that contains every part; copies of the prompt do not count."""
     match = functools.partial(contains_all, max_words=max_words)
     return lift(match, parts, of=of, parser=parser, copies="drop", name="contains")
-
-
-def create_forbidden(parts: str | Sequence[str], *, of: Literal["content", "text"] = "text") -> RewardFn:
-    """Return −1 if the agent's last message contains any of the parts, else 0. See also `create_safety_penalty`."""
-    listed = (parts,) if isinstance(parts, str) else tuple(parts)
-    if not listed:
-        raise InvalidConfigError("create_forbidden: parts is empty; give at least one.")
-    has_any("", listed)
-    return with_name("forbidden", functools.partial(_forbidden, listed, of))
-
-
-def _forbidden(parts: Sequence[str], of: str, trajectory: Trajectory) -> float:
-    # A broken message counts too: the words were written.
-    text = final_words(trajectory) if of == "text" else final_reply(trajectory).content
-    return -has_any(text, parts)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

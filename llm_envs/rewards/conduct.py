@@ -70,14 +70,13 @@ def create_length_penalty(*, low: int = 0, high: int | None = None, unit: Unit =
         raise InvalidConfigError(
             f"create_length_penalty: {low=}, {high=}; expected 0 <= low <= high, and high above 0."
         )
-    return with_name("length", functools.partial(_length_penalty, low, high, unit))
+    return with_name("length", functools.partial(_range_penalty, functools.partial(length_of, unit=unit), low, high))
 
 
-def _length_penalty(low: int, high: int | None, unit: Unit, trajectory: Trajectory) -> float:
-    return _range_penalty(length_of(trajectory, unit), low, high)
-
-
-def _range_penalty(n: int, low: int, high: int | None) -> float:
+def _range_penalty(
+    count: Callable[[Trajectory], int], low: int, high: int | None, trajectory: Trajectory
+) -> float:  # fmt: skip
+    n = count(trajectory)
     if n < low:
         return (n - low) / low
     if high is not None and n > high:
@@ -130,23 +129,27 @@ def _repetition_penalty(n: int, words: Callable[[Trajectory], str], trajectory: 
     return -repeated_share(words(trajectory), n)
 
 
-def create_safety_penalty(words: Collection[str]) -> RewardFn:
-    """Return −1 if the agent wrote any of the words or phrases in any turn, including thinking and calls; else 0.
+def create_safety_penalty(words: Collection[str], *, of: Literal["all", "last"] = "all") -> RewardFn:
+    """Return −1 if the agent wrote any of the words or phrases, including thinking and calls; else 0.
 
     Whole words, ignoring case, invisible characters and full-width letters. Other spellings ("b.a.d") are not found: a
     word list is not a judge.
+
+    Args:
+        words: The words or phrases.
+        of: All turns, or only the last message.
     """
     listed = [words] if isinstance(words, str) else list(words)
     has_any("", listed)  # raises now if a phrase contains no word
     if not listed:
         raise InvalidConfigError("create_safety_penalty: words is empty; give at least one.")
-    return with_name("safety", functools.partial(_safety_penalty, tuple(listed)))
+    return with_name("safety", functools.partial(_safety_penalty, tuple(listed), of == "last"))
 
 
-def _safety_penalty(words: tuple[str, ...], trajectory: Trajectory) -> float:
-    said = [own_words(trajectory)]
-    for place in own_messages(trajectory):
-        said += [f"{call.name} {dict(call.arguments)}" for call in trajectory.messages[place].tool_calls]
+def _safety_penalty(words: tuple[str, ...], only_last: bool, trajectory: Trajectory) -> float:
+    said = []
+    for message in [trajectory.messages[place] for place in own_messages(trajectory)][-1 if only_last else 0 :]:
+        said += [message.content, *(f"{call.name} {dict(call.arguments)}" for call in message.tool_calls)]
     return -has_any("\n".join(said), words)
 
 
@@ -165,12 +168,11 @@ def create_tool_count_penalty(
     if low < 0 or (high is not None and not low <= high):
         raise InvalidConfigError(f"create_tool_count_penalty: {low=}, {high=}; expected 0 <= low <= high.")
     chosen = None if tools is None else frozenset(tools)
-    return with_name("tool_count", functools.partial(_tool_count_penalty, low, high, chosen))
+    return with_name("tool_count", functools.partial(_range_penalty, functools.partial(_n_calls, chosen), low, high))
 
 
-def _tool_count_penalty(low: int, high: int | None, tools: frozenset[str] | None, trajectory: Trajectory) -> float:
-    n = sum(tools is None or result.name in tools for result in trajectory.tool_results)
-    return _range_penalty(n, low, high)
+def _n_calls(tools: frozenset[str] | None, trajectory: Trajectory) -> int:
+    return sum(tools is None or result.name in tools for result in trajectory.tool_results)
 
 
 def create_tool_success() -> RewardFn:

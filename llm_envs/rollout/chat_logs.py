@@ -442,10 +442,8 @@ def _replay(
         except ModelError as error:
             raise ModelError(f"messages[{log[place].index}]: {error}") from error
         transcript.append_reply(message, ids, None)  # it was not sampled here, so its log-probabilities are unknown
-        has_tokens = ids is not None
-        turns.append(
-            Turn(0.0, {}, transcript.row_index if has_tokens else -1, transcript.row.n_spans - 1 if has_tokens else -1)
-        )
+        span = (-1, -1) if ids is None else (transcript.row_index, transcript.row.n_spans - 1)
+        turns.append(Turn(0.0, {}, *span))
     if observed:
         transcript.append_final_observation(tuple(observed))
     return turns, not observed

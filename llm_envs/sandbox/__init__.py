@@ -6,7 +6,7 @@ CPython itself in a separate process, confined by the kernel; it runs only where
 
 from __future__ import annotations
 
-from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult, SandboxSession, SandboxStop
+from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult
 from llm_envs.sandbox.cpython import SubprocessSandbox
 from llm_envs.sandbox.monty import MontySandbox
 from llm_envs.sandbox.tool import PythonTool, shared_sandbox
@@ -18,8 +18,6 @@ __all__ = [
     "Sandbox",
     "SandboxLimits",
     "SandboxResult",
-    "SandboxSession",
-    "SandboxStop",
     "SubprocessSandbox",
     "shared_sandbox",
 ]

@@ -7,7 +7,6 @@ misuse (a closed session, a backend that is missing) raises.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 
-__all__ = ["CRASHED", "CodeSession", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
+__all__ = ["CRASHED", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
 
 SandboxStop = Literal["time", "memory", "output", "crash"]
 """Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
@@ -106,26 +105,6 @@ class SandboxResult:
         return self.error is None
 
 
-class SandboxSession(Protocol):
-    """One episode's interpreter. Runs of one session are made one after the other, from any thread."""
-
-    def run(self, code: str) -> SandboxResult:
-        """Run code and return the result. Never raises because of the code.
-
-        Raises:
-            SandboxError: If the session or its sandbox is closed, or no interpreter can be started.
-        """
-        ...
-
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code without blocking the event loop; see `run`."""
-        ...
-
-    def close(self) -> None:
-        """Release everything that the session uses. May be called again."""
-        ...
-
-
 class Sandbox(Protocol):
     """A backend. Shared by the run; its methods may be called from any thread."""
 
@@ -162,8 +141,8 @@ class Sandbox(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-class CodeSession(ABC):
-    """A session of either backend: runs one after the other, with data as results."""
+class SandboxSession(ABC):
+    """One episode's interpreter. Runs of one session are made one after the other, from any thread."""
 
     def __init__(self, limits: SandboxLimits, seed: int | None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -182,7 +161,11 @@ class CodeSession(ABC):
         """Release everything."""
 
     def run(self, code: str) -> SandboxResult:
-        """Run code; see `SandboxSession.run`."""
+        """Run code and return the result. Never raises because of the code.
+
+        Raises:
+            SandboxError: If the session or its sandbox is closed, or no interpreter can be started.
+        """
         with self._lock:
             if self._is_closed:
                 raise SandboxError("the session is closed; ask the sandbox for a new one.")
@@ -195,12 +178,8 @@ class CodeSession(ABC):
                 outcome = self._outcome(code)
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
-    async def arun(self, code: str) -> SandboxResult:
-        """Run code on a thread; a cancelled call still runs to its end there, bounded by its limits."""
-        return await asyncio.to_thread(self.run, code)
-
     def close(self) -> None:
-        """Release everything, once the current run has ended."""
+        """Release everything that the session uses, once the current run has ended. May be called again."""
         with self._lock:
             self._is_closed = True
             self._release()

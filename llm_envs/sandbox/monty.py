@@ -26,14 +26,14 @@ import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from llm_envs.errors import InvalidConfigError, SandboxError, extra_needed
 from llm_envs.processes import forget_after_fork, processors
 from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
 from llm_envs.processes.peer import Peer
-from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop, cut_front
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, SandboxLimits, SandboxSession, SandboxStop, cut_front
 from llm_envs.sandbox.last_value import READ, VARIABLE, store_value, without_changes
 
 __all__ = ["MontySandbox", "MontySession"]
@@ -77,7 +77,9 @@ class MontySandbox:
             raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be an integer from 1, or None.")
         self.limits = limits or SandboxLimits()
         self.n_workers = n_workers or processors()
-        self._monty = _load_monty()
+        with extra_needed("MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"):
+            import pydantic_monty
+        self._monty: Any = pydantic_monty
         self._pool: Any = None
         self._helpers: list[_Helper] = []
         self._is_closed = False
@@ -96,8 +98,7 @@ class MontySandbox:
 
     def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> MontySession:
         """Return a new session; see `Sandbox.session`."""
-        if self._is_closed:
-            raise SandboxError("the sandbox is closed; make a new one.")
+        self._check_open()
         limits = limits or self.limits
         if limits.timeout_s > self.limits.timeout_s:
             raise InvalidConfigError(
@@ -170,7 +171,7 @@ class MontySandbox:
             raise SandboxError("the sandbox is closed; make a new one.")
 
 
-class MontySession(CodeSession):
+class MontySession(SandboxSession):
     """One episode's variables, and the right to run code on a worker. Made by `MontySandbox.session`."""
 
     def __init__(self, sandbox: MontySandbox, limits: SandboxLimits, seed: int | None) -> None:
@@ -196,14 +197,19 @@ class _Feed:
         self._state = state
         self._why_again = ""
         """Why the last run must be repeated; empty if it need not."""
-        self._checkout = {
+        self._checkout: dict[str, dict[str, Any]] = {
             "limits": {
                 "max_feed_duration_secs": LONGEST * limits.timeout_s + _START_S,  # a backstop; see `_TIME_LIMITS`
                 "max_memory": limits.memory_bytes,
                 "max_recursion_depth": limits.recursion_depth,
             },
-            "os_policy": {"sleep": "zero"} | ({} if seed is None else _repeatable(seed)),
+            "os_policy": {"sleep": "zero"},
         }
+        if seed is not None:  # the session's values depend only on its seed
+            self._checkout["os_policy"] |= {
+                "random_start": {"seed": seed},
+                "datetime": datetime.fromtimestamp(CLOCK, UTC),
+            }
 
     def run(self, code: str) -> _Fed:
         """Run code and return the data for `compose`, and the variables, unless the run was stopped."""
@@ -397,14 +403,3 @@ def _as_text(state: bytes | None) -> str | None:
 
 def _as_bytes(state: str | None) -> bytes | None:
     return None if state is None else base64.b64decode(state)
-
-
-def _repeatable(seed: int) -> dict[str, Any]:
-    """Return the policy of a session whose values depend only on its seed."""
-    return {"random_start": {"seed": seed}, "datetime": datetime.fromtimestamp(CLOCK, UTC)}
-
-
-def _load_monty() -> Any:
-    with extra_needed("MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"):
-        import pydantic_monty
-    return cast(Any, pydantic_monty)

@@ -5,7 +5,7 @@
 | `loading` | `load_model`, `load_tokenizer`, `context_length`, `eos_token_ids` |
 | `sampling` | `generate`, `batch_generate` |
 | `scoring` | `token_logps`, `token_logits` |
-| `conversation` | `conversation_turn`, `aconversation_turn`, `next_prompt_ids`, `parse_thinking`, `create_...` |
+| `conversation` | `conversation_turn`, `aconversation_turn`, `next_prompt_ids`, `create_...` |
 | `text` | `generate_text` |
 
 The model, the loader, the generator, the template and the seeds are arguments. No function keeps state.
@@ -18,28 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llm_envs.policies.inference.conversation import (
-        ConversationTurn,
-        GenerateFn,
-        TemplateFn,
         aconversation_turn,
         conversation_turn,
         create_executor,
         create_policy_generator,
         next_prompt_ids,
-        parse_thinking,
     )
     from llm_envs.policies.inference.loading import context_length, eos_token_ids, load_model, load_tokenizer
-    from llm_envs.policies.inference.padding import IdArray
     from llm_envs.policies.inference.sampling import batch_generate, generate
     from llm_envs.policies.inference.scoring import token_logits, token_logps
     from llm_envs.policies.inference.seeds import turn_seed
     from llm_envs.policies.inference.text import generate_text
 
 __all__ = [
-    "ConversationTurn",
-    "GenerateFn",
-    "IdArray",
-    "TemplateFn",
     "aconversation_turn",
     "batch_generate",
     "context_length",
@@ -52,17 +43,12 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "next_prompt_ids",
-    "parse_thinking",
     "token_logits",
     "token_logps",
     "turn_seed",
 ]
 
 _LAZY = {
-    "ConversationTurn": "conversation",
-    "GenerateFn": "conversation",
-    "IdArray": "padding",
-    "TemplateFn": "conversation",
     "aconversation_turn": "conversation",
     "batch_generate": "sampling",
     "context_length": "loading",
@@ -75,7 +61,6 @@ _LAZY = {
     "load_model": "loading",
     "load_tokenizer": "loading",
     "next_prompt_ids": "conversation",
-    "parse_thinking": "conversation",
     "token_logits": "scoring",
     "token_logps": "scoring",
     "turn_seed": "seeds",

@@ -36,7 +36,6 @@ __all__ = [
     "create_executor",
     "create_policy_generator",
     "next_prompt_ids",
-    "parse_thinking",
 ]
 
 T = TypeVar("T")
@@ -193,56 +192,16 @@ def create_executor(
     return functools.partial(run_calls, _by_name(_listed(tools)), timeout_s=timeout_s)
 
 
-def create_policy_generator(
-    policy: TokenPolicy, *, session: str = "by-hand"
-) -> Callable[[IdArray, SamplingParams], Awaitable[Sampled]]:
-    """Return the asynchronous generator of a token policy.
-
-    Args:
-        policy: Any token policy.
-        session: Routing key of the conversation, the same for all its turns.
-    """
+def create_policy_generator(policy: TokenPolicy) -> Callable[[IdArray, SamplingParams], Awaitable[Sampled]]:
+    """Return the asynchronous generator of a token policy."""
 
     async def generate_fn(prompt_ids: IdArray, params: SamplingParams) -> Sampled:
         try:
-            return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session=session)
+            return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session="by-hand")
         except ContextFullError:
             return Sampled.empty(FinishReason.CONTEXT_FULL)
 
     return generate_fn
-
-
-def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>") -> tuple[str | None, str]:
-    """Split a reply into the model's thinking and the rest, at the model's markers. Linear time, any string.
-
-    Args:
-        text: The model's text, including markers.
-        opening: Begins the thinking. A closing marker before any opening one ends thinking that the prompt began.
-        closing: Ends it; if it is missing, everything after the opening marker is thinking.
-
-    Returns:
-        (thinking, content), each stripped. Several blocks are joined by line breaks; no block gives None.
-
-    Raises:
-        InvalidConfigError: If a marker is empty.
-    """
-    if not opening or not closing:
-        raise InvalidConfigError(f"opening={opening!r}, closing={closing!r}: a marker cannot be empty.")
-    thoughts: list[str] = []
-    content: list[str] = []
-    head, tag, rest = text.partition(closing)
-    if opening != closing and tag and opening not in head:
-        thoughts.append(head.strip())
-        text = rest
-    position = 0
-    while (start := text.find(opening, position)) >= 0:
-        content.append(text[position:start])
-        end = text.find(closing, start + len(opening))
-        end = len(text) if end < 0 else end
-        thoughts.append(text[start + len(opening) : end].strip())
-        position = min(end + len(closing), len(text))
-    content.append(text[position:])
-    return "\n".join(thoughts) if thoughts else None, "".join(content).strip()
 
 
 def _listed(tools: Sequence[ToolLike]) -> list[Tool | Mapping[str, Any]]:

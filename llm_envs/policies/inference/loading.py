@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, extra_needed
+from llm_envs.errors import InvalidConfigError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import cpu_dtype
 
 with extra_needed("loading a model needs torch: pip install 'llm-envs[train]'."):
@@ -23,6 +20,8 @@ __all__ = ["context_length", "eos_token_ids", "load_model", "load_tokenizer"]
 # Configuration names of the context length. Model types without one (ALiBi, recurrent ones) have unlimited context.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
 _NO_LIMIT = 1_000_000
+_PLACED = ("quantization_config", "distributed_config", "tp_plan")
+"""Settings with which transformers itself places the model."""
 
 
 def load_tokenizer(
@@ -58,11 +57,8 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     device_map: str | Mapping[str, Any] | None = None,
-    attention: str | None = None,
     adapter: str | Path | None = None,
     merge_adapter: bool = False,
-    load_in_8bit: bool = False,
-    tensor_parallel: int | None = None,
     loader: Callable[..., PreTrainedModel] | None = None,
     trust_remote_code: bool = False,
     **kwargs: Any,
@@ -75,57 +71,38 @@ def load_model(
             without bfloat16 instructions.
         device: The single device for the model; None takes a GPU if there is one. Not together with `device_map`.
         device_map: Spreads the layers over devices ("auto", or module name -> device; needs accelerate).
-        attention: Implementation of attention ("eager", "sdpa", "flash_attention_2", ...); None is the model's default.
         adapter: A LoRA adapter to apply to the model (a folder that peft wrote, or a name on a hub).
         merge_adapter: Merge the adapter into the weights: faster, and the result is not a peft model.
-        load_in_8bit: Quantise the weights to 8 bits while loading (needs bitsandbytes).
-        tensor_parallel: Number of processes that share each layer; all of them make this call, under `torchrun`.
         loader: Replaces `transformers.AutoModelForCausalLM.from_pretrained`; it gets the settings under their names in
             transformers.
         trust_remote_code: Whether code from the model's repository may run.
-        **kwargs: Passed to the loader unchanged.
+        **kwargs: Passed to the loader unchanged: `attn_implementation`, `quantization_config`, `tp_plan`, ...
 
     Returns:
         The model; with an unmerged adapter, a `peft.PeftModel` of it.
 
     Raises:
         InvalidConfigError: If two settings exclude each other.
-        MissingExtraError: If a setting needs a package that is not installed.
+        MissingExtraError: If an adapter needs peft, which is not installed.
         ModelError: If the model cannot be loaded, or the adapter does not fit.
     """
     from transformers import AutoModelForCausalLM
 
-    places = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
-    chosen = [f"{name}={value!r}" for name, value in places.items() if value is not None]
-    if len(chosen) > 1:
-        raise InvalidConfigError(f"{' and '.join(chosen)} exclude each other: give at most one of them.")
+    placed = kwargs.keys() & _PLACED
+    if device is not None and (device_map is not None or placed - {"quantization_config"}):
+        others = sorted(placed) if device_map is None else [f"device_map={device_map!r}"]
+        raise InvalidConfigError(f"device={device!r} and {', '.join(others)} exclude each other: give one of them.")
     if merge_adapter and adapter is None:
         raise InvalidConfigError("merge_adapter=True without an adapter: give adapter=FOLDER.")
-    if tensor_parallel is not None and loader is None and "WORLD_SIZE" not in os.environ:
-        raise InvalidConfigError(
-            f"tensor_parallel={tensor_parallel} needs as many processes: start them with "
-            f"torchrun --nproc-per-node {tensor_parallel}."
-        )
-    if load_in_8bit and loader is None and importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError("load_in_8bit=True needs bitsandbytes: pip install bitsandbytes.")
-    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
-    if attention is not None:
-        settings["attn_implementation"] = attention
-    if load_in_8bit:
-        from transformers import BitsAndBytesConfig
-
-        settings["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
-        device_map = {"": device} if device is not None else device_map  # quantised weights cannot be moved afterwards
+    if device is not None and "quantization_config" in kwargs:
+        device_map = {"": device}  # quantised weights cannot be moved afterwards
+    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code} | kwargs
     if device_map is not None:
         settings["device_map"] = device_map
-    if tensor_parallel is not None:
-        settings |= _tensor_parallel_settings(tensor_parallel)
-    if twice := sorted(settings.keys() & kwargs.keys()):
-        raise InvalidConfigError(f"{', '.join(twice)} given twice: by its own argument of load_model and by name.")
-    model = _load("model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, **settings, **kwargs)
+    model = _load("model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, **settings)
     if adapter is not None:
         model = _put_adapter(model, adapter, merge_adapter)
-    if not (load_in_8bit or device_map is not None or tensor_parallel is not None):
+    if device_map is None and not placed:
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype == "auto" and model.dtype == torch.bfloat16 and model.device.type == "cpu" and cpu_dtype() is not None:
         model = model.float()
@@ -147,17 +124,6 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
     return ()
-
-
-def _tensor_parallel_settings(n: int) -> dict[str, Any]:
-    """Return the tensor-parallel setting: an object in newer versions of transformers, `tp_plan` in older ones."""
-    from transformers.distributed import DistributedConfig
-
-    if n < 1:
-        raise InvalidConfigError(f"tensor_parallel={n}: it is a number of processes, at least 1.")
-    if "tp_plan" in {f.name for f in fields(DistributedConfig)}:
-        return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=n)}
-    return {"tp_plan": "auto", "tp_size": n}
 
 
 def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> Any:

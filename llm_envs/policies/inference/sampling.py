@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +50,6 @@ def generate(
     *,
     seed: int | None = None,
     stop_token_ids: Sequence[int] | None = None,
-    weight_version: int = 0,
     detokenize: Callable[[list[int]], str] | None = None,
 ) -> Sampled:
     """Sample one turn: `batch_generate` for a single prompt.
@@ -62,7 +60,6 @@ def generate(
         params: How to sample.
         seed: The same seed and prompt give the same turn; None takes it from `params.seed` and the prompt.
         stop_token_ids: Ids that end the turn and are kept as its last token; None takes the model's own.
-        weight_version: Recorded in the result.
         detokenize: Ids to text; required if `params.stop_strings` is not empty.
 
     Returns:
@@ -77,7 +74,6 @@ def generate(
         params,
         seeds=None if seed is None else [seed],
         stop_token_ids=stop_token_ids,
-        weight_version=weight_version,
         detokenize=detokenize,
     )
     return sampled[0]
@@ -92,9 +88,7 @@ def batch_generate(
     max_new_tokens: Sequence[int] | None = None,
     seeds: Sequence[int] | None = None,
     stop_token_ids: Sequence[int] | None = None,
-    weight_version: int = 0,
     detokenize: Callable[[list[int]], str] | None = None,
-    is_aborted: Callable[[int], bool] = lambda index: False,
     micro_batch_size: int | None = None,
 ) -> list[Sampled]:
     """Sample one turn for each prompt, in one padded batch that turns leave as they end.
@@ -110,9 +104,7 @@ def batch_generate(
         max_new_tokens: B limits, each lowered to the room that the context leaves; None takes `params.max_new_tokens`.
         seeds: B seeds; None takes them from `params.seed`, each row's prompt and its index.
         stop_token_ids: Ids that end a turn and are kept as its last token; None takes the model's own.
-        weight_version: Recorded in the results.
         detokenize: Ids to text; required if `params.stop_strings` is not empty.
-        is_aborted: Called once per step for each running row; the row stops if it returns true.
         micro_batch_size: Most rows sampled together; None takes all. When one ends, the next joins. The result does not
             depend on it.
 
@@ -141,16 +133,8 @@ def batch_generate(
         raise InvalidConfigError(f"{len(seeds)} seeds for {len(prompts)} prompts.")
     stop_token_ids = tuple(eos_token_ids(model) if stop_token_ids is None else stop_token_ids)
     turns = [
-        Turn(
-            prompt,
-            params,
-            limit=limit,
-            seed=seed,
-            stop_token_ids=stop_token_ids,
-            detokenize=detokenize,
-            is_aborted=partial(is_aborted, index),
-        )
-        for index, (prompt, limit, seed) in enumerate(zip(prompts, limits, seeds, strict=True))
+        Turn(prompt, params, limit=limit, seed=seed, stop_token_ids=stop_token_ids, detokenize=detokenize)
+        for prompt, limit, seed in zip(prompts, limits, seeds, strict=True)
     ]
     waiting = deque(turn for turn in turns if turn.finish_reason is None)
     running = RunningBatch(model, max_rows=micro_batch_size or max(len(turns), 1))
@@ -159,7 +143,7 @@ def batch_generate(
         if joining:
             running.join(joining)
         running.step()
-    return [turn.sampled(weight_version) for turn in turns]
+    return [turn.sampled(0) for turn in turns]
 
 
 class Turn:

@@ -54,7 +54,7 @@ from typing import Any, Literal
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.processes import StartWatch, children_of, cpu_seconds
 from llm_envs.processes.deadline import Deadline
-from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, CodeSession, SandboxLimits, SandboxStop
+from llm_envs.sandbox.base import CLOCK, FLOOD_FACTOR, SandboxLimits, SandboxSession, SandboxStop
 from llm_envs.sandbox.cpython.seccomp import build_filter
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
@@ -144,7 +144,7 @@ class SubprocessSandbox:
         return frozenset(child.protections)
 
 
-class SubprocessSession(CodeSession):
+class SubprocessSession(SandboxSession):
     """One episode's interpreter, started with its first run. Made by `SubprocessSandbox.session`."""
 
     def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:

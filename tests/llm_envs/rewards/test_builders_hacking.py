@@ -26,7 +26,6 @@ from llm_envs.rewards import (
     create_code_tests,
     create_contains,
     create_exact_match,
-    create_forbidden,
     create_format,
     create_keywords,
     create_length_penalty,
@@ -106,7 +105,6 @@ CASES: Mapping[str, Callable[[], Case]] = {
         prompt="Is the tower that was built in 1889 in Paris or in Rome? Say it in a sentence.",
         more=["<answer>built in 1889 in Paris or in Rome</answer>"],
     ),
-    "create_forbidden": lambda: Case(create_forbidden(["number"]), "<answer>888</answer>", earns=0.0),
     "create_code_tests": lambda: Case(
         create_code_tests([("add(1, 2)", 3), ("add(5, 5)", 10)], partial_credit=True),
         f"```python\n{ADD}\n```",

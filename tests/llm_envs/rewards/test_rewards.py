@@ -507,6 +507,8 @@ def test_repetition_and_safety():
     assert create_repetition_penalty(3, of="last")(twice) == 0.0
     assert create_safety_penalty(["y"])(twice) == 0.0  # a tool said it
     assert create_safety_penalty(["b c"])(twice) == -1.0
+    assert create_safety_penalty(["c a"])(twice) == -1.0
+    assert create_safety_penalty(["c a"], of="last")(twice) == 0.0
     for hidden in ("<think>I am BAD</think>", "b\u200bad", "\uff42\uff41\uff44"):
         assert create_safety_penalty(["bad"])(reply(hidden)) == -1.0
     assert create_safety_penalty(["bad"])(reply("badly")) == 0.0

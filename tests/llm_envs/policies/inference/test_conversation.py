@@ -18,7 +18,6 @@ from llm_envs.policies.inference.conversation import (
     create_executor,
     create_policy_generator,
     next_prompt_ids,
-    parse_thinking,
 )
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool, Toolset, tool
@@ -313,29 +312,3 @@ def test_the_templates_settings_reach_it():
     assert written() == ""
     assert written(thinking=False) == "<think></think>"
     assert written(template_kwargs={"effort": "high"}) == "high"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("hello", (None, "hello")),
-        ("", (None, "")),
-        ("<think>\nhm\n</think>\n\nfive", ("hm", "five")),
-        ("hm</think>five", ("hm", "five")),
-        ("<think>a</think>b<think>c</think>d", ("a\nc", "bd")),
-        ("five <think>cut off", ("cut off", "five")),
-        ("<think></think>five", ("", "five")),
-        ("a</think>b</think>c", ("a", "b</think>c")),
-    ],
-)
-def test_thinking(text, expected):
-    assert parse_thinking(text) == expected
-
-
-def test_thinking_in_a_models_own_markers():
-    gemma = {"opening": "<|channel>thought\n", "closing": "<channel|>"}
-    assert parse_thinking("<|channel>thought\nhm<channel|>five", **gemma) == ("hm", "five")
-    assert parse_thinking("<think>no</think>", **gemma) == (None, "<think>no</think>")
-    assert parse_thinking("%%hm%%five", opening="%%", closing="%%") == ("hm", "five")
-    with pytest.raises(InvalidConfigError, match="opening=''"):
-        parse_thinking("x", opening="")

@@ -116,7 +116,7 @@ def test_seeds_decide():
     assert generate(seeds=[1, 2, 3, 4])[0].token_ids.tolist() != generate(seeds=[5, 6, 7, 8])[0].token_ids.tolist()
 
 
-def test_stop_token_limit_and_abort_end_a_turn():
+def test_a_stop_token_and_the_limit_end_a_turn():
     free = generate(n=6)
     stop = int(free[2].token_ids[3])
     stopped = generate(n=6, stop_token_ids=(stop,))[2]
@@ -124,9 +124,6 @@ def test_stop_token_limit_and_abort_end_a_turn():
     assert stopped.token_ids.tolist() == free[2].token_ids.tolist()[: first + 1]
     assert stopped.finish_reason == FinishReason.STOP
     assert free[2].finish_reason == FinishReason.LENGTH
-    aborted = generate(n=6, is_aborted=lambda row: row == 2)
-    assert (len(aborted[2].token_ids), aborted[2].finish_reason) == (1, FinishReason.ABORT)
-    assert aborted[1].token_ids.tolist() == free[1].token_ids.tolist()
 
 
 def test_rows_that_end_early_leave_the_others_alone():
@@ -200,8 +197,6 @@ def test_micro_batches_give_what_one_batch_gives():
         apart = generate(n=9, micro_batch_size=size)
         assert [s.token_ids.tolist() for s in apart] == [s.token_ids.tolist() for s in together]
         assert max(np.abs(a.logps - b.logps).max() for a, b in zip(apart, together, strict=True)) < rounding(1e-5)
-    aborted = generate(n=9, micro_batch_size=2, is_aborted=lambda index: index == 3)
-    assert [s.finish_reason is FinishReason.ABORT for s in aborted] == [False, False, False, True]
 
 
 def test_a_seed_in_the_parameters_decides_and_tells_rows_and_prompts_apart():

@@ -6,7 +6,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import batch_generate, context_length, load_model, load_tokenizer, token_logps
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -82,7 +82,6 @@ def test_without_settings_the_loader_gets_the_safe_ones():
     ("arguments", "expected"),
     [
         ({"dtype": torch.bfloat16}, {"dtype": torch.bfloat16}),
-        ({"attention": "eager"}, {"attn_implementation": "eager"}),
         ({"trust_remote_code": True}, {"trust_remote_code": True}),
         ({"revision": "abc"}, {"revision": "abc"}),
         ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
@@ -99,46 +98,24 @@ def test_a_device_map_places_the_model_and_nothing_moves_it():
     assert loader.moved_to == []
 
 
-def test_8_bits():
-    loader = recorded(load_in_8bit=True, device="cuda:1")
-    assert isinstance(loader.settings["quantization_config"], BitsAndBytesConfig)
-    assert loader.settings["quantization_config"].load_in_8bit
+def test_quantised_weights_are_placed_while_they_load():
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    loader = recorded(quantization_config=config, device="cuda:1")
+    assert loader.settings["quantization_config"] is config
     assert loader.settings["device_map"] == {"": "cuda:1"}
     assert loader.moved_to == []  # quantised weights refuse to be moved
-    assert "device_map" not in recorded(load_in_8bit=True).settings
+    assert "device_map" not in recorded(quantization_config=config).settings
 
 
-def test_8_bits_without_their_package_is_one_readable_error(folder, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="pip install bitsandbytes"):
-        load_model(folder, load_in_8bit=True)
-
-
-def test_tensor_parallelism():
-    loader = recorded(tensor_parallel=2)
-    config = loader.settings.get("distributed_config")
-    if config is None:  # older versions
-        assert (loader.settings["tp_plan"], loader.settings["tp_size"]) == ("auto", 2)
-    else:
-        assert (config.tp_plan, config.tp_size) == ("auto", 2)
-    assert loader.moved_to == []
-
-
-def test_tensor_parallelism_in_a_single_process_says_how_to_start_more(folder, monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(InvalidConfigError, match=r"tensor_parallel=2.*--nproc-per-node 2"):
-        load_model(folder, tensor_parallel=2)
+def test_shared_layers_are_placed_by_transformers():
+    assert recorded(tp_plan="auto").moved_to == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ({"device": "cpu", "device_map": "auto"}, r"device='cpu' and device_map='auto' exclude each other"),
-        ({"device": "cpu", "tensor_parallel": 2}, r"device='cpu' and tensor_parallel=2 exclude"),
-        ({"device_map": "auto", "tensor_parallel": 2}, r"device_map='auto' and tensor_parallel=2 exclude"),
-        ({"tensor_parallel": 0}, "tensor_parallel=0"),
-        ({"attention": "sdpa", "attn_implementation": "eager"}, "attn_implementation given twice"),
-        ({"load_in_8bit": True, "quantization_config": {}}, "quantization_config given twice"),
+        ({"device": "cpu", "tp_plan": "auto"}, r"device='cpu' and tp_plan exclude"),
         ({"merge_adapter": True}, "without an adapter"),
     ],
 )
@@ -148,9 +125,9 @@ def test_settings_that_exclude_each_other(arguments, complaint):
 
 
 def test_the_attention_asked_for_and_a_device_map_on_the_real_loader(folder):
-    eager = load_model(folder, attention="eager", device_map={"": "cpu"})
+    eager = load_model(folder, attn_implementation="eager", device_map={"": "cpu"})
     assert eager.config._attn_implementation == "eager"
-    plain = load_model(folder, attention="sdpa", device="cpu", dtype=torch.float32)
+    plain = load_model(folder, attn_implementation="sdpa", device="cpu", dtype=torch.float32)
     for one, other in zip(token_logps(eager, GIVEN), token_logps(plain, GIVEN), strict=True):
         assert np.abs(one - other).max() < 1e-5
 
@@ -191,7 +168,7 @@ def test_a_tokenizer_without_a_pad_token_gets_one(folder):
 
 def test_the_policy_hands_its_settings_to_the_loader(folder, adapter):
     loader = Recorder()
-    settings = {"attention": "eager", "revision": "abc"}
+    settings = {"attn_implementation": "eager", "revision": "abc"}
     policy = TransformersPolicy.from_pretrained(
         folder, loader=loader, device="cpu", load_settings=settings, max_batch_size=7
     )
