@@ -243,7 +243,6 @@ class TrajectoryWriter:
     def _compact(self, number: int) -> None:
         """Turn one closed log into a shard. The order of the steps makes a kill at any moment safe; see `folder`."""
         log, shard = self.path / log_name(number), self.path / shard_name(number)
-        temporary = shard.with_name(shard.name + ".tmp")
         with self._compacting:
             if number in self._manifest.shards:
                 return
@@ -254,12 +253,7 @@ class TrajectoryWriter:
                 return
             if torn_line(log) is not None:
                 raise StoreError("its last line is torn; resuming the run removes it")
-            try:
-                counts = write_shard(read_log(log), temporary)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            temporary.replace(shard)
+            counts = write_shard(read_log(log), shard)
             sync_folder(self.path)
             manifest = self._manifest.with_shard(number, counts)
             write_manifest(self.path, manifest)
