@@ -18,6 +18,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class StoredRun:
     """The beginning of a last line that a kill cut off; None if the log is complete."""
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(AbstractContextManager["TrajectoryWriter"]):
     """Appends trajectories to a folder. Pass `write` to a collector as `on_trajectory`.
 
     Only one writer can hold a folder at a time. A killed process releases it.
@@ -173,9 +174,6 @@ class TrajectoryWriter:
         finally:
             if not any(thread.is_alive() for thread in self._threads):  # after an interrupt, a thread may still write
                 self._finalizer()
-
-    def __enter__(self) -> TrajectoryWriter:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

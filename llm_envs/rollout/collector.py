@@ -24,11 +24,12 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
@@ -56,10 +57,8 @@ from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
 
-T = TypeVar("T")
 
-
-class Collector:
+class Collector(AbstractContextManager["Collector"]):
     """Plays environments with a policy and returns trajectories in groups of one seed.
 
     Args:
@@ -164,7 +163,7 @@ class Collector:
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
-        return self._run(partial(self.acollect, n_groups, group_size))
+        return self._runner().run(partial(self.acollect, n_groups, group_size))
 
     async def acollect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source."""
@@ -269,7 +268,7 @@ class Collector:
             group_filter: Which of them to keep. Each dropped group is replaced by the next one from `refills`.
             refills: Replacement groups, used in order. If they run out, fewer groups are returned.
         """
-        return self._run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
+        return self._runner().run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
 
     async def aplay(
         self,
@@ -295,7 +294,7 @@ class Collector:
             groups: Each as the specs of its members, with a unique id. The next is taken when there is room for it.
             n_episodes: Total number of episodes, for the progress display.
         """
-        self._run(partial(self._play_each, groups, n_episodes))
+        self._runner().run(partial(self._play_each, groups, n_episodes))
 
     async def _play_each(self, groups: Iterable[Sequence[EpisodeSpec]], n_episodes: int) -> None:
         def supply() -> Iterator[Sequence[EpisodeSpec]]:
@@ -330,9 +329,6 @@ class Collector:
             await carry_over.pool.stop()
             self.stats.is_paused = False
 
-    def __enter__(self) -> Collector:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -340,9 +336,6 @@ class Collector:
         for spec in self.source.variants():
             is_player = isinstance(self.source.factories.get(spec.env_id), EpisodePlayer)
             (check_made if self._pool is None or is_player else self._pool.check)(self._maker(spec))
-
-    def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._runner().run(function)
 
     def _runner(self) -> SyncRunner:
         self._sync = self._sync or SyncRunner()

@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gymnasium as gym
@@ -54,7 +55,7 @@ _DEATH_S = 10.0
 """Longest wait for a killed process to end."""
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Up to `n_workers` processes in which environments are created and played.
 
     Usable from any event loop, in turn or concurrently. A context manager; closes itself at exit.
@@ -133,9 +134,6 @@ class WorkerPool:
     def fresh(self) -> WorkerPool:
         """Return a pool like this one, without processes yet."""
         return WorkerPool(self.n_workers, self._servers)
-
-    def __enter__(self) -> WorkerPool:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
