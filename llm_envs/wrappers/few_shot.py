@@ -12,12 +12,11 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.env import TextEnv, canonical_json
 from llm_envs.errors import InvalidConfigError
-from llm_envs.problems import check_at_least
+from llm_envs.problems import check_at_least, check_choice
 from llm_envs.wrappers.text import Info, TextWrapper, changed_observation
 
 __all__ = ["FewShot"]
 
-_FORMS = ("turns", "prompt")
 _TRIES = 50
 """Episodes of the oracle for each problem that is needed: it may fail, or draw a problem again."""
 _SPEAKERS = {"user": "User", "assistant": "Assistant", "tool": "Tool", "system": "System"}
@@ -49,8 +48,7 @@ class FewShot(TextWrapper):
 
     def __init__(self, env: gym.Env[str, str], k: int, form: str = "turns", seed: int = 0) -> None:
         check_at_least(type(self).__name__, "k", k, 1)
-        if form not in _FORMS:
-            raise InvalidConfigError(f'FewShot: form is {form!r}; it must be "turns" or "prompt".')
+        check_choice(type(self).__name__, "form", form, ("turns", "prompt"))
         task = type(env.unwrapped).__name__
         if not hasattr(env.unwrapped, "oracle"):
             raise InvalidConfigError(f"FewShot: {task} has no oracle to solve the examples: it needs oracle() -> str.")

@@ -181,7 +181,7 @@ class WorkerRunner:
         self._key, self._target, self._kwargs = pool._pack(make)
         self._has_place = False
         self._worker: Channel | None = None
-        self._env = RemoteEnv(self.ask)
+        self._env = RemoteEnv(self._ask)
 
     async def open(self) -> RemoteEnv:
         """Wait for a worker, and make the environment there."""
@@ -274,11 +274,8 @@ class WorkerRunner:
         self._env.show(shown)
         return check_step(tuple(result))
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return a request's result, blocking the calling thread."""
-        return self._ask(name, *arguments)
-
     def _ask(self, name: str, *arguments: Any, starting: bool = False) -> Any:
+        """Return a request's result, blocking the calling thread."""
         limit_s = None if starting else ASK_S if self._limit_s is None else self._limit_s
         worker, what = self._present, f"env.{name}"
         worker.post(name, *arguments)
