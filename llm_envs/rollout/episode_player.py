@@ -30,7 +30,7 @@ class EpisodePlayer(Protocol):
     async def play_episode(self, spec: EpisodeSpec, policy: Policy, **settings: Any) -> Trajectory:
         """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised.
 
-        The settings are those of `rollout.play_episode`, with `context_fn` only if `check_play` accepted one.
+        It gets the settings of `rollout.play_episode`, with `context_fn` only if `check_play` accepted one.
         """
         ...
 
