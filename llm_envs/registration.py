@@ -17,7 +17,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -234,20 +234,13 @@ def task_spec(id: str) -> EnvSpec:
             raise UnknownTaskError(f"{id}: the module {module!r} cannot be imported: {error}") from error
     spec = gym.registry.get(name)
     if spec is None:
-        raise UnknownTaskError(f"there is no task {name!r}{_hint(name, task_ids())}")
+        known = task_ids()
+        near = did_you_mean(name, known)
+        some = f"known are {', '.join(known) or 'none'}"
+        if len(known) > 6:
+            some = f"`llm-envs list` names all {len(known)}, such as {', '.join(known[:6])}"
+        raise UnknownTaskError(f"there is no task {name!r}{f'.{near}' if near else f'; {some}.'}")
     return spec
-
-
-_FEW = 6
-"""Number of ids in a message."""
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    if near := did_you_mean(name, known):
-        return f".{near}"
-    if len(known) <= _FEW:
-        return f"; known are {', '.join(known) or 'none'}."
-    return f"; `llm-envs list` names all {len(known)}, such as {', '.join(known[:_FEW])}."
 
 
 def _distribution(entry_point: EntryPoint) -> str:

@@ -182,7 +182,7 @@ class HashingTokenPolicy:
                 await interrupt.wait()
 
     def _reply(
-        self, prompt_ids: IdArray, room: int, seed: int, version: int, *, session: str, is_interrupted: bool
+        self, prompt_ids: IdArray, room: int, seed: int, version: int, session: str = "", is_interrupted: bool = False
     ) -> Sampled:
         if self.context_length is not None:
             room = min(room, self.context_length - len(prompt_ids))

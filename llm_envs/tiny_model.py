@@ -10,6 +10,7 @@ words differently.)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,8 @@ def tiny_tokenizer(
         max_token_length=max_token_length,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_markup(texts), trainer)
+    added = re.compile("|".join(map(re.escape, (*SPECIAL_TOKENS, *MARKUP_TOKENS))))  # which no merge may span
+    tokenizer.train_from_iterator((piece for text in texts for piece in added.split(text) if piece), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", padding_side="left"
     )
@@ -155,11 +157,3 @@ def tiny_model(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.float().eval()
-
-
-def _without_markup(texts: Iterable[str]) -> Iterable[str]:
-    """Cut texts at added tokens, which the trained merges must not span."""
-    for text in texts:
-        for token in (*SPECIAL_TOKENS, *MARKUP_TOKENS):
-            text = text.replace(token, "\0")
-        yield from (piece for piece in text.split("\0") if piece)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm_envs.data.files import replacing
+from llm_envs.data.files import atomic
 from llm_envs.data.parquet import to_table
 from llm_envs.data.records import from_record
 from llm_envs.errors import InvalidConfigError, extra_needed
@@ -307,20 +306,12 @@ def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
     """Write records as lines of JSON, and return their number. The file is written atomically."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(target.name + ".tmp")
     count = 0
-    try:
-        with open(temporary, "wb", opener=replacing) as file:
-            for record in records:
-                line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-                file.write(line.encode(errors="replace") + b"\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic(target) as file:
+        for record in records:
+            line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+            file.write(line.encode(errors="replace") + b"\n")
+            count += 1
     return count
 
 

@@ -10,13 +10,14 @@ import logging
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from llm_envs.data.storage import is_remote
 
-__all__ = ["open_bytes", "own", "read_text", "regular", "remove", "remove_link", "remove_links", "replacing"]
+__all__ = ["atomic", "open_bytes", "own", "read_text", "regular", "remove", "remove_link", "remove_links", "replacing"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,6 +57,21 @@ def replacing(path: str | os.PathLike[str], flags: int) -> int:
     with suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, flags | _EXTRA | os.O_EXCL, 0o666)
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """Write a file atomically: readers see all of it or the earlier one, which stays if the block fails."""
+    temporary = path.with_name(path.name + ".tmp")  # one left by a kill is replaced
+    try:
+        with open(temporary, "wb", opener=replacing) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 _MODEL_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llm_envs.data.files import replacing
+from llm_envs.data.files import atomic
 from llm_envs.data.json_files import read_json
 from llm_envs.data.storage import exists, is_remote, names_in, reaching
 from llm_envs.errors import StoreError
@@ -132,12 +132,8 @@ def manifest_text(manifest: Manifest) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a local folder atomically."""
-    temporary = folder / (MANIFEST_NAME + ".tmp")  # one left by a kill is replaced
-    with open(temporary, "w", encoding="utf-8", opener=replacing) as file:
-        file.write(manifest_text(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST_NAME)
+    with atomic(folder / MANIFEST_NAME) as file:
+        file.write(manifest_text(manifest).encode())
     sync_folder(folder)
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from llm_envs.data.files import regular, replacing
+from llm_envs.data.files import atomic, regular
 from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
 from llm_envs.data.storage import is_remote, reaching
 from llm_envs.errors import StoreError, extra_needed
@@ -44,7 +44,7 @@ def can_compact() -> bool:
 
 
 def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, int]:
-    """Write trajectories to a Parquet file and sync it to the disk.
+    """Write trajectories to a Parquet file, atomically (`files.atomic`).
 
     Before anything is written, each trajectory is rebuilt from the table and compared with the original.
 
@@ -58,20 +58,20 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
     schema = _schema(arrow).with_metadata({_VERSION_KEY: SHARD_VERSION})
     compression = "zstd" if arrow.Codec.is_available("zstd") else "snappy"
     count = errored = 0
-    with open(path, "wb", opener=replacing) as file:
-        with arrow.parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer:
-            for some in _batches(trajectories):
-                table = to_table(some)
-                for one, other in zip(some, _from_table(table), strict=True):
-                    if not is_same_record(one, other):
-                        raise StoreError(
-                            f"trajectory {one.group_id}/{one.member} has a value that the table's columns change."
-                        )
-                writer.write_table(table)
-                count += len(some)
-                errored += sum(t.error is not None for t in some)
-        file.flush()
-        os.fsync(file.fileno())
+    with (
+        atomic(path) as file,
+        arrow.parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer,
+    ):
+        for some in _batches(trajectories):
+            table = to_table(some)
+            for one, other in zip(some, _from_table(table), strict=True):
+                if not is_same_record(one, other):
+                    raise StoreError(
+                        f"trajectory {one.group_id}/{one.member} has a value that the table's columns change."
+                    )
+            writer.write_table(table)
+            count += len(some)
+            errored += sum(t.error is not None for t in some)
     return count, errored
 
 

@@ -36,7 +36,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ _GAP = 1000
 """After a lock was taken over, shards are numbered from this much higher: its old owner may still put one."""
 
 
-class RemoteWriter:
+class RemoteWriter(contextlib.AbstractContextManager["RemoteWriter"]):
     """Appends trajectories to a run on object storage; the interface is `TrajectoryWriter`'s.
 
     An upload that fails is tried again at the next one, and the episodes stay on this machine meanwhile.
@@ -177,9 +177,6 @@ class RemoteWriter:
         finally:
             self._spool.close()
 
-    def __enter__(self) -> RemoteWriter:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -206,17 +203,12 @@ class RemoteWriter:
 
     def _run(self) -> None:
         """Upload from time to time until the writer is closed."""
-        self._upload_until_closed()
-        if self._is_left:
-            self._spool.close()
-
-    def _upload_until_closed(self) -> None:
         has_warned = False
         while not self._closed and self._error is None:
             self._wake.wait(self.upload_every_s)
             self._wake.clear()
             if self._closed:
-                return
+                break
             try:
                 self._upload_all()
             except _LostLockError as error:
@@ -225,6 +217,8 @@ class RemoteWriter:
                 if not has_warned:
                     warnings.warn(f"an upload failed and is tried again; nothing is lost: {error}", stacklevel=1)
                 has_warned = True
+        if self._is_left:
+            self._spool.close()
 
     def _upload_all(self) -> None:
         with self._uploading:
@@ -235,7 +229,7 @@ class RemoteWriter:
         self._lock.refresh()
         with self._mutex:
             self._spool.rotate()
-        for log in self._spool.closed_logs():
+        for log in [log for log in self._spool.logs() if log != self._spool.log.path]:
             temporary = log.with_suffix(".parquet")
             counts = write_shard(filter(keep, read_log(log)), temporary)
             if counts[0]:
@@ -295,9 +289,6 @@ class _Spool:
 
     def logs(self) -> list[Path]:
         return [log for log in sorted(self.folder.glob("log-*.jsonl")) if log.stat().st_size]
-
-    def closed_logs(self) -> Iterator[Path]:
-        return (log for log in self.logs() if log != self.log.path)
 
     def close(self) -> None:
         """Let another process have the spool."""

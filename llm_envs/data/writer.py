@@ -18,6 +18,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class StoredRun:
     """The beginning of a last line that a kill cut off; None if the log is complete."""
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(AbstractContextManager["TrajectoryWriter"]):
     """Appends trajectories to a folder. Pass `write` to a collector as `on_trajectory`.
 
     Only one writer can hold a folder at a time. A killed process releases it.
@@ -174,9 +175,6 @@ class TrajectoryWriter:
             if not any(thread.is_alive() for thread in self._threads):  # after an interrupt, a thread may still write
                 self._finalizer()
 
-    def __enter__(self) -> TrajectoryWriter:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -243,7 +241,6 @@ class TrajectoryWriter:
     def _compact(self, number: int) -> None:
         """Turn one closed log into a shard. The order of the steps makes a kill at any moment safe; see `folder`."""
         log, shard = self.path / log_name(number), self.path / shard_name(number)
-        temporary = shard.with_name(shard.name + ".tmp")
         with self._compacting:
             if number in self._manifest.shards:
                 return
@@ -254,12 +251,7 @@ class TrajectoryWriter:
                 return
             if torn_line(log) is not None:
                 raise StoreError("its last line is torn; resuming the run removes it")
-            try:
-                counts = write_shard(read_log(log), temporary)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            temporary.replace(shard)
+            counts = write_shard(read_log(log), shard)
             sync_folder(self.path)
             manifest = self._manifest.with_shard(number, counts)
             write_manifest(self.path, manifest)

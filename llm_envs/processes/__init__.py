@@ -159,14 +159,11 @@ def end_with_parent() -> None:
     if sys.platform == "linux":
         import ctypes
 
-        is_set = ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL)) == 0
+        is_set = ctypes.CDLL(None).prctl(1, int(signal.SIGKILL)) == 0  # PR_SET_PDEATHSIG
     if not is_set:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it has ended in between
         os._exit(1)
-
-
-_SET_DEATH_SIGNAL = 1
 
 
 def _watch_parent(parent: int) -> None:

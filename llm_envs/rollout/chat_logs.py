@@ -68,7 +68,6 @@ def from_messages(
     reward: float | None = None,
     is_success: bool | None = None,
     context: int = 0,
-    keep_thinking: bool = True,
     one_call_a_turn: bool = False,
     history: History = "append",
     group_id: str = "0",
@@ -87,8 +86,6 @@ def from_messages(
         reward: Reward of the conversation; None leaves it unscored.
         is_success: None: whether the reward is at least 1.
         context: How many messages at the start are context, including assistant messages; the template renders them.
-        keep_thinking: False drops the thinking, for a model that does not think; so does a codec whose template closes
-            it (`ChatCodec.closes_thinking`). (A template without a place for thinking would make it part of the text.)
         one_call_a_turn: Split a turn with several calls into several turns, each with its result, for a model that
             writes one call per turn (GPT-OSS).
         history: "append": each turn stays as it was written. "template": a new row begins where the template would show
@@ -107,7 +104,7 @@ def from_messages(
     # Join before sorting: the results after joined messages may answer calls of any of them.
     entries = [read_entry(index, message) for index, message in enumerate(messages)]
     log = _in_order(_joined(entries, joins=_is_rest_of_turn))
-    if not keep_thinking or getattr(codec, "closes_thinking", False):
+    if getattr(codec, "closes_thinking", False):  # the template closes it before the model writes
         log = [replace(entry, thinking=None) for entry in log]
     if one_call_a_turn:
         log = _one_call_a_turn(log)

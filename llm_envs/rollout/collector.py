@@ -24,11 +24,12 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
@@ -56,10 +57,8 @@ from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
 
-T = TypeVar("T")
 
-
-class Collector:
+class Collector(AbstractContextManager["Collector"]):
     """Plays environments with a policy and returns trajectories in groups of one seed.
 
     Args:
@@ -164,7 +163,7 @@ class Collector:
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
-        return self._run(partial(self.acollect, n_groups, group_size))
+        return self._runner().run(partial(self.acollect, n_groups, group_size))
 
     async def acollect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source."""
@@ -222,7 +221,7 @@ class Collector:
         pool = self._episode_pool(GroupTracker(supply), lambda: None)
         waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # index -> (group, whether it passed the filter)
         n_taken, n_dropped, index = 0, 0, 0
-        with self.stats.clock():
+        with self.stats.clock:
             try:
                 while n_groups is None or n_taken < n_groups:
                     n_waiting = sum(stays for _, stays in waiting.values()) + pool.n_waiting
@@ -269,7 +268,7 @@ class Collector:
             group_filter: Which of them to keep. Each dropped group is replaced by the next one from `refills`.
             refills: Replacement groups, used in order. If they run out, fewer groups are returned.
         """
-        return self._run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
+        return self._runner().run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
 
     async def aplay(
         self,
@@ -295,7 +294,7 @@ class Collector:
             groups: Each as the specs of its members, with a unique id. The next is taken when there is room for it.
             n_episodes: Total number of episodes, for the progress display.
         """
-        self._run(partial(self._play_each, groups, n_episodes))
+        self._runner().run(partial(self._play_each, groups, n_episodes))
 
     async def _play_each(self, groups: Iterable[Sequence[EpisodeSpec]], n_episodes: int) -> None:
         def supply() -> Iterator[Sequence[EpisodeSpec]]:
@@ -303,7 +302,7 @@ class Collector:
                 check_group(specs)
                 yield specs
 
-        with self.stats.clock(), show_progress(self.progress, self.stats, n_episodes) as show:
+        with self.stats.clock, show_progress(self.progress, self.stats, n_episodes) as show:
             pool = self._episode_pool(GroupTracker(supply()), show)
             try:
                 pool.admit(sys.maxsize, 1)  # all of them: the tracker draws a group only when it can begin
@@ -330,9 +329,6 @@ class Collector:
             await carry_over.pool.stop()
             self.stats.is_paused = False
 
-    def __enter__(self) -> Collector:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -340,9 +336,6 @@ class Collector:
         for spec in self.source.variants():
             is_player = isinstance(self.source.factories.get(spec.env_id), EpisodePlayer)
             (check_made if self._pool is None or is_player else self._pool.check)(self._maker(spec))
-
-    def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._runner().run(function)
 
     def _runner(self) -> SyncRunner:
         self._sync = self._sync or SyncRunner()
@@ -380,7 +373,7 @@ class Collector:
     ) -> list[TrajectoryGroup]:
         """Play until `n_groups` have passed the filter or the supply ends; return them in the order of submission."""
         total = n_groups * group_size if n_episodes is None else n_episodes
-        with self.stats.clock(), show_progress(self.progress, self.stats, total) as show:
+        with self.stats.clock, show_progress(self.progress, self.stats, total) as show:
             pool = self._episode_pool(GroupTracker(supply), show)
             try:
                 return await self._take(pool, n_groups, group_size, group_filter, is_own=is_own)
@@ -440,7 +433,7 @@ class Collector:
         carry_over.check(group_size)
         self.stats.pause(False)
         carry_over.gate.open()
-        with self.stats.clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
+        with self.stats.clock, show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
             try:
                 taken = await self._take(carry_over.pool, n_groups, group_size, self.group_filter, self.over_sampling)
                 await carry_over.gate.close()

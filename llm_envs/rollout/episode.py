@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -183,34 +184,26 @@ class _OutOfTokens(Exception):
     """A token budget has no room for the next turn: the episode ends before it."""
 
 
-class _attribute_errors_to:
+@contextmanager
+def _attribute_errors_to(where: str) -> Iterator[None]:
     """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time.
 
     A lack of environment servers passes too: every other episode lacks them as well, so the run must end. So does
     a context function that exceeds `max_function_s`.
     """
-
-    __slots__ = ("where",)
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, (ContextFullError, TimeIsUp)) and self.where == "policy":
-            return
+    try:
+        yield
+    # Only exceptions from outside pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the
+    # runner has already converted one that an environment raised).
+    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # also SystemExit: a tool that calls exit() ends its episode, not the run
         # Not a subclass: an error of this name that a worker reports (`wire.revive`) ends its episode, not the run.
-        if type(error) is NoEnvServerError and self.where == "env.make":
-            return
-        if type(error) is TimeLimitError and self.where == "policy":
-            return
-        # Also catches SystemExit: a tool that calls exit() ends its episode, not the run. Only exceptions from outside
-        # pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the runner has already
-        # converted one that an environment raised).
-        if error is not None and not isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)):
-            raise _Failure(error, self.where) from error
+        ends_the_run = (NoEnvServerError, "env.make"), (TimeLimitError, "policy")
+        has_no_room = where == "policy" and isinstance(error, ContextFullError | TimeIsUp)
+        if has_no_room or (type(error), where) in ends_the_run:
+            raise
+        raise _Failure(error, where) from error
 
 
 @dataclass(slots=True)
@@ -378,7 +371,11 @@ class _Episode:
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 observed = observed_messages(observation, info)
                 is_success = check_success(info)
-                self._add_step(reply, reward, info, time.perf_counter() - started)
+                seconds = {"policy": reply.seconds, "env": time.perf_counter() - started}
+                components = check_components(info, reward)
+                results = check_results(env_attribute(cast("Env", self.env), "tool_results", ()) or ())
+                self._add_turn(reply, reward=reward, components=components, tool_results=results, seconds=seconds)
+                self.env_s += seconds["env"]
         except _Failure:
             self.transcript.drop_reply()  # keeps invariant 6: no span without its turn
             raise
@@ -395,17 +392,6 @@ class _Episode:
             self._cut(StopReason.ENV_TRUNCATED, "")
         self.is_success = is_success
         return terminated or truncated
-
-    def _add_step(self, reply: SampledTurn, reward: float, info: Mapping[str, Any], seconds: float) -> None:
-        results = env_attribute(cast("Env", self.env), "tool_results", ()) or ()
-        self._add_turn(
-            reply,
-            reward=reward,
-            components=check_components(info, reward),
-            tool_results=check_results(results) if results else (),
-            seconds={"policy": reply.seconds, "env": seconds},
-        )
-        self.env_s += seconds
 
     def _add_turn(self, reply: SampledTurn, *, has_span: bool = True, **fields: Any) -> None:
         """Add the turn of the reply that was appended last; `fields` are the fields of `Turn` that it does not know."""
@@ -435,13 +421,10 @@ class _Episode:
         # The episode itself went well and is kept; only its score is missing.
         self.is_unjudged = isinstance(failure.error, JudgeError) and failure.where in ("env.reset", "env.step")
 
-    def _status(self) -> Status:
-        if self.error is not None and not self.is_unjudged:
-            return "errored"
-        return "ok" if self.turns and not self.is_unjudged else "unscored"
-
     def trajectory(self) -> Trajectory:
-        spec, status = self.spec, self._status()
+        spec, is_errored = self.spec, self.error is not None and not self.is_unjudged
+        is_scored = bool(self.turns) and not self.is_unjudged
+        status: Status = "errored" if is_errored else "ok" if is_scored else "unscored"
         if spec.options is not None:
             self.metadata["options"] = dict(spec.options)
         terminated = self.stop_reason is StopReason.TERMINATED

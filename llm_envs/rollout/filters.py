@@ -122,16 +122,17 @@ def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
         parser: Finds calls and answers in a reply (`llm_envs.parsers`).
     """
 
-    def has_no_void_turn(trajectory: Trajectory) -> bool:
-        pairs = zip(trajectory.replies, trajectory.turns, strict=False)
-        return not any(_is_void(reply, turn, parser) for reply, turn in pairs if not turn.is_summary)
+    def is_void(reply: Message, turn: Turn) -> bool:
+        parsed = parser(reply.content)
+        return not (turn.tool_results or reply.tool_calls or parsed.tool_calls or parsed.answer is not None)
 
-    return has_no_void_turn
-
-
-def _is_void(reply: Message, turn: Turn, parser: Parser) -> bool:
-    parsed = parser(reply.content)
-    return not (turn.tool_results or reply.tool_calls or parsed.tool_calls or parsed.answer is not None)
+    return lambda trajectory: (
+        not any(
+            is_void(reply, turn)
+            for reply, turn in zip(trajectory.replies, trajectory.turns, strict=False)
+            if not turn.is_summary
+        )
+    )
 
 
 def diversity(trajectories: Sequence[Trajectory]) -> float:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -65,8 +64,6 @@ class GroupTracker:
 
     def admit(self, n_groups: int) -> None:
         """Allow `n_groups` more groups."""
-        if n_groups < 0:
-            raise InvalidConfigError(f"n_groups is {n_groups!r}; it must be at least 0.")
         self._admitted += n_groups
 
     def next_episode(self, version: int | None = None) -> Ticket | None:

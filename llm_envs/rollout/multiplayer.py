@@ -152,8 +152,7 @@ class MultiplayerEnv:
         return [_finished(trajectory, seat, played) for seat, trajectory in enumerate(played)]
 
     def _maker(self, kwargs: Mapping[str, Any]) -> EnvMaker:
-        env = self._env
-        return EnvMaker(env, kwargs) if isinstance(env, str) else EnvMaker(self.env_id, kwargs, env)
+        return EnvMaker(self.env_id, kwargs, None if isinstance(self._env, str) else self._env)
 
 
 class PastVersions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, extra_needed
@@ -16,7 +16,7 @@ __all__ = ["RayCluster", "needs_of"]
 _HEAD_TIMEOUT_S = 3.0
 
 
-class RayCluster:
+class RayCluster(AbstractContextManager["RayCluster"]):
     """A connection to a cluster; leaving the block ends it if it was made here.
 
     Args:
@@ -55,9 +55,6 @@ class RayCluster:
                 raise InvalidConfigError(f"no Ray cluster answers at {address!r}: {error!s:.300}") from error
             self.ray.init(address="local", include_dashboard=False, **options)
             self.can_grow = False
-
-    def __enter__(self) -> RayCluster:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """End the connection if it was made here."""

@@ -114,32 +114,29 @@ class RayCollector(Collector):
         try:
             cluster = self._stack.enter_context(RayCluster(address))
             n_actors = n_actors or max(1, cluster.room(options))
-            selectors = {json.dumps(dict(chosen), sort_keys=True): dict(chosen) for chosen in (labels or {}).values()}
+            self._kind_of = {
+                env_id: json.dumps(dict(chosen), sort_keys=True) for env_id, chosen in (labels or {}).items()
+            }
             super().__init__(
                 envs,
                 cast("Policy", _Elsewhere()),
-                max_concurrency=n_actors * max_concurrency * (1 + len(selectors)),
+                max_concurrency=n_actors * max_concurrency * (1 + len(set(self._kind_of.values()))),
                 **kept,
             )
             arguments = envs, make_player, played | {"workers": workers, "env_servers": tuple(env_servers)}
             self._background = BackgroundLoop()
             self._stack.callback(self._background.close)
             # Those with labels begin first: the others would take their places.
-            others: list[dict[str, str]] = (
-                [{}] if {choice.env_id for choice in self.source.choices} - set(labels or {}) else []
-            )
+            others = ["{}"] if {choice.env_id for choice in self.source.choices} - self._kind_of.keys() else []
             self._crews = {
-                json.dumps(chosen, sort_keys=True): _Crew(
+                kind: _Crew(
                     cluster,
-                    options | ({"label_selector": chosen} if chosen else {}),
+                    options | ({"label_selector": json.loads(kind)} if kind != "{}" else {}),
                     arguments,
                     n_actors,
                     max_concurrency,
                 )
-                for chosen in [*selectors.values(), *others]
-            }
-            self._kind_of = {
-                env_id: json.dumps(dict(chosen), sort_keys=True) for env_id, chosen in (labels or {}).items()
+                for kind in dict.fromkeys([*self._kind_of.values(), *others])
             }
             # An actor with an environment that cannot be made, or a model that cannot be loaded, is reported here.
             for crew in self._crews.values():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from llm_envs.env import SPLITS, Difficulty, Outcome, SingleTurnEnv, split_of
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, Parser, format_answer, parse_reply
-from llm_envs.problems import as_number
+from llm_envs.problems import as_number, check_choice
 from llm_envs.rewards import weighted_sum
 from llm_envs.sources.prompts import PROMPT, Prompts, PromptsLike, load_prompts
 from llm_envs.sources.source import EnvChoice, SeedSource
@@ -83,8 +83,7 @@ class PromptTask:
 
 
 def _choose_rows(task: PromptTask, split: str, difficulty: str | None) -> Prompts:
-    if split not in SPLITS:
-        raise InvalidConfigError(f"{task.env_id} has no split {split!r}; known are {', '.join(SPLITS)}.")
+    check_choice(task.env_id, "split", split, SPLITS)
     if difficulty is not None and task.difficulty_field is None:
         raise InvalidConfigError(f"{task.env_id}: difficulty={difficulty!r} needs PromptTask(difficulty_field=...).")
     rows = task.test_prompts if split == "test" and task.test_prompts is not None else task.prompts
@@ -196,9 +195,8 @@ class PromptEnv(SingleTurnEnv):
         return self.generate()  # the rows are already those of the split
 
     def _given_problem(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        unknown = options.keys() - {"problem"}
-        if unknown:
-            raise InvalidConfigError(f"{self.task.env_id} has no option {sorted(unknown)[0]!r}; known is 'problem'.")
+        for key in options:
+            check_choice(self.task.env_id, "option", key, ("problem",))
         if options.get("problem") is None:
             return self._draw_problem()
         row = Prompts([options["problem"]], name=f"{self.task.env_id}, the given problem")[0]

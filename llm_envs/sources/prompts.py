@@ -268,15 +268,10 @@ def read_rows(path: Path) -> tuple[Sequence[Mapping[str, Any]], list[str] | None
     )
 
 
-def _refuse_pipes(path: Path) -> None:
-    """Refuse a pipe, which would be waited for, a socket or a device; opening a folder is an error already."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))
-
-
 def _opened(path: Path, mode: str, **kwargs: Any) -> Any:
     try:
-        _refuse_pipes(path)
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise OSError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))
         return path.open(mode, **kwargs)
     except OSError as error:
         raise InvalidConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
@@ -313,8 +308,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     with extra_needed("Parquet needs `pyarrow`: pip install 'llm-envs[train]'."):
         pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     try:
-        _refuse_pipes(path)
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        with _opened(path, "rb") as file:
+            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
     return rows

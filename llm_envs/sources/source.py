@@ -194,13 +194,8 @@ class SeedSource:
         """Continue from a `state_dict`; another seed, mixture or set of problems is refused."""
         own = self.state_dict()
         # States of earlier versions lack these keys; those versions had only these values.
-        earlier: dict[str, Any] = {
-            "n_seeds": None,
-            "shuffle": True,
-            "problems": [None] * len(self.choices),
-            "curricula": {},
-        }
-        saved = {**earlier, **state}
+        earlier: dict[str, Any] = {"n_seeds": None, "shuffle": True, "problems": [None] * len(self.choices)}
+        saved = {**earlier, "curricula": {}, **state}
         for name in ("seed", "mixture", "n_seeds", "shuffle", "problems"):
             if saved[name] != own[name]:
                 raise InvalidConfigError(f"the saved source has {name} {saved[name]!r}, this one has {own[name]!r}.")

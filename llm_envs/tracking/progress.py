@@ -62,14 +62,11 @@ def live_progress(
     out = stream or sys.stderr
     before, start = since(stats, None), time.perf_counter()
 
-    def now() -> CollectorStats:
-        return since(stats, before)
-
     def line() -> str:
-        return progress_line(now(), total, done, time.perf_counter() - start)
+        return progress_line(since(stats, before), total, done, time.perf_counter() - start)
 
     if can_draw(out):
-        with _bar(out, line, lambda: done + now().accepted, total, 0.2 if every_s is None else every_s):
+        with _bar(out, line, lambda: done + since(stats, before).accepted, total, 0.2 if every_s is None else every_s):
             yield
     else:
         seconds = LINE_EVERY_S if every_s is None else every_s

@@ -96,7 +96,7 @@ def tracker_logger(
     return logger
 
 
-class RunLogger:
+class RunLogger(contextlib.AbstractContextManager["RunLogger"]):
     """Several trackers as one logger. If a tracker fails, it is reported once and disabled.
 
     Args:
@@ -124,9 +124,6 @@ class RunLogger:
                 tracker.close()
             except Exception as error:
                 _warn(tracker.name, error, "what it had not written is lost")
-
-    def __enter__(self) -> RunLogger:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

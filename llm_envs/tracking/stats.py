@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llm_envs.errors import RolloutFailedError
@@ -21,7 +20,8 @@ class BusyTime:
     """
 
     def __init__(self) -> None:
-        self._n, self._since, self._earlier_s = 0, 0.0, 0.0
+        self._n, self._since, self.earlier_s = 0, 0.0, 0.0
+        """Seconds of the times that are over."""
 
     def __enter__(self) -> None:
         if not self._n:
@@ -31,12 +31,12 @@ class BusyTime:
     def __exit__(self, *exception: object) -> None:
         self._n -= 1
         if not self._n:
-            self._earlier_s += time.perf_counter() - self._since
+            self.earlier_s += time.perf_counter() - self._since
 
     @property
     def seconds(self) -> float:
         """The seconds until now."""
-        return self._earlier_s + (time.perf_counter() - self._since if self._n else 0.0)
+        return self.earlier_s + (time.perf_counter() - self._since if self._n else 0.0)
 
 
 @dataclass(slots=True)
@@ -80,10 +80,8 @@ class CollectorStats:
     stop_reasons: Counter[str] = field(default_factory=Counter)
     error_kinds: Counter[str] = field(default_factory=Counter)
     """`where: kind` of the errors."""
-    seconds: float = 0.0
-    """Wall time spent collecting, over all calls that have ended."""
-    started: float | None = None
-    """`time.perf_counter()` at the start of the call that is running."""
+    clock: BusyTime = field(default_factory=BusyTime, compare=False)
+    """When at least one call of the collector is under way."""
     policy_time: BusyTime = field(default_factory=BusyTime, compare=False)
     """When at least one episode waits for the policy."""
     env_time: BusyTime = field(default_factory=BusyTime, compare=False)
@@ -99,19 +97,7 @@ class CollectorStats:
     @property
     def elapsed_s(self) -> float:
         """Wall time spent collecting, including the running call."""
-        return self.seconds + (0.0 if self.started is None else time.perf_counter() - self.started)
-
-    @contextmanager
-    def clock(self) -> Iterator[None]:
-        """Time a call. Of overlapping calls, only the first is timed."""
-        if self.started is not None:
-            yield
-            return
-        self.started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds, self.started = self.elapsed_s, None
+        return self.clock.seconds
 
     @property
     def live_tokens(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,25 +12,18 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.env import TextEnv, canonical_json
 from llm_envs.errors import InvalidConfigError
-from llm_envs.problems import check_at_least
+from llm_envs.problems import check_at_least, check_choice
 from llm_envs.wrappers.text import Info, TextWrapper, changed_observation
 
 __all__ = ["FewShot"]
 
-_FORMS = ("turns", "prompt")
 _TRIES = 50
 """Episodes of the oracle for each problem that is needed: it may fail, or draw a problem again."""
 _SPEAKERS = {"user": "User", "assistant": "Assistant", "tool": "Tool", "system": "System"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Shot:
-    """A problem that the oracle solved."""
-
-    key: str
-    """Equal for equivalent problems."""
-    messages: tuple[Mapping[str, Any], ...]
-    """The conversation, without the last observation, which gets no reply."""
+Shots = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Key of a problem that the oracle solved -> the conversation, without the last observation, which gets no reply."""
 
 
 class FewShot(TextWrapper):
@@ -56,8 +48,7 @@ class FewShot(TextWrapper):
 
     def __init__(self, env: gym.Env[str, str], k: int, form: str = "turns", seed: int = 0) -> None:
         check_at_least(type(self).__name__, "k", k, 1)
-        if form not in _FORMS:
-            raise InvalidConfigError(f'FewShot: form is {form!r}; it must be "turns" or "prompt".')
+        check_choice(type(self).__name__, "form", form, ("turns", "prompt"))
         task = type(env.unwrapped).__name__
         if not hasattr(env.unwrapped, "oracle"):
             raise InvalidConfigError(f"FewShot: {task} has no oracle to solve the examples: it needs oracle() -> str.")
@@ -74,15 +65,15 @@ class FewShot(TextWrapper):
         """Start an episode, after the solved problems."""
         observation, info = self.env.reset(seed=seed, options=options)
         asked = _key(self.env, observation)
-        shots = [shot for shot in self._shots if shot.key != asked][: self._k]
+        shots = [shot for key, shot in self._shots.items() if key != asked][: self._k]
         if self._form == "prompt":
             shown = _as_text(shots)
             return changed_observation(observation, info, [lambda text: shown + text, lambda text: text])
-        messages = [dict(message) for shot in shots for message in shot.messages] + _messages(observation, info)
+        messages = [dict(message) for shot in shots for message in shot] + _messages(observation, info)
         return "\n".join(message["content"] for message in messages), {**info, "messages": messages}
 
 
-def _solve(spec: EnvSpec, n: int, seed: int) -> tuple[_Shot, ...]:
+def _solve(spec: EnvSpec, n: int, seed: int) -> Shots:
     """Return `n` solved problems of an environment's train split."""
     try:
         written = spec.to_json()
@@ -92,25 +83,25 @@ def _solve(spec: EnvSpec, n: int, seed: int) -> tuple[_Shot, ...]:
 
 
 @lru_cache(maxsize=256)
-def _play_written(spec: str, n: int, seed: int) -> tuple[_Shot, ...]:
+def _play_written(spec: str, n: int, seed: int) -> Shots:
     # Cached, because a collector makes an environment for each episode.
     return _play(EnvSpec.from_json(spec), n, seed)
 
 
-def _play(spec: EnvSpec, n: int, seed: int) -> tuple[_Shot, ...]:
+def _play(spec: EnvSpec, n: int, seed: int) -> Shots:
     spec = copy(spec)
     spec.kwargs = {**spec.kwargs, "split": "train"}
     spec.disable_env_checker = True
-    shots: dict[str, _Shot] = {}
+    shots: dict[str, Sequence[Mapping[str, Any]]] = {}
     env = gym.make(spec)
     try:
         env.reset(seed=seed)
         for _ in range(_TRIES * n):
-            shot = _solved(env)
+            key, shot = _solved(env)
             if shot is not None:
-                shots.setdefault(shot.key, shot)
+                shots.setdefault(key, shot)
             if len(shots) == n:
-                return tuple(shots.values())
+                return shots
     finally:
         env.close()
     raise InvalidConfigError(
@@ -119,8 +110,8 @@ def _play(spec: EnvSpec, n: int, seed: int) -> tuple[_Shot, ...]:
     )
 
 
-def _solved(env: gym.Env[str, str]) -> _Shot | None:
-    """Play the oracle's episode of the next problem; return it if it succeeded."""
+def _solved(env: gym.Env[str, str]) -> tuple[str, list[dict[str, Any]] | None]:
+    """Play the oracle's episode of the next problem; return its key, and its conversation if it succeeded."""
     observation, info = env.reset()
     key, messages, is_over = _key(env, observation), list[dict[str, Any]](), False
     while not is_over:
@@ -131,7 +122,7 @@ def _solved(env: gym.Env[str, str]) -> _Shot | None:
         messages.append({"role": "assistant", "content": action})
         observation, _, terminated, truncated, info = env.step(action)
         is_over = terminated or truncated
-    return _Shot(key, tuple(messages)) if info.get("is_success") else None
+    return key, messages if info.get("is_success") else None
 
 
 def _key(env: gym.Env[str, str], observation: str) -> str:
@@ -152,11 +143,9 @@ def _messages(observation: str, info: Mapping[str, Any]) -> list[dict[str, Any]]
     return [{"role": "user", "content": observation}]
 
 
-def _as_text(shots: Sequence[_Shot]) -> str:
+def _as_text(shots: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     examples = [
-        "\n".join(
-            [f"Example {number}", *(f"{_SPEAKERS[message['role']]}: {message['content']}" for message in shot.messages)]
-        )
+        "\n".join([f"Example {number}", *(f"{_SPEAKERS[message['role']]}: {message['content']}" for message in shot)])
         for number, shot in enumerate(shots, 1)
     ]
     count = "Here is a solved example." if len(shots) == 1 else f"Here are {len(shots)} solved examples."

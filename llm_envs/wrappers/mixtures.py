@@ -15,6 +15,7 @@ import gymnasium as gym
 
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError, ResetNeededError
+from llm_envs.problems import check_choice
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import choose
@@ -130,8 +131,7 @@ class MixtureEnv(_ComposedEnv):
         name = list(self.weights)[choose(float(self.np_random.random()), self._cumulative)]
         options = dict(options or {})
         wanted = options.pop("env_id", name)
-        if wanted not in self.parts:
-            raise InvalidConfigError(f"MixtureEnv has no part {wanted!r}; it has {', '.join(self.parts)}.")
+        check_choice("MixtureEnv", "part", wanted, self.parts)
         observation, info = self._begin(wanted, options or None)
         return observation, {**info, "env_id": wanted}
 

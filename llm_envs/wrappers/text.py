@@ -134,9 +134,6 @@ class StripThinking(TextWrapper):
         env: The environment.
     """
 
-    def __init__(self, env: gym.Env[str, str]) -> None:
-        super().__init__(env)
-
     def step(self, action: str) -> Stepped:
         """Play the rest of the reply."""
         return self.env.step(_THOUGHTS.sub("", _THOUGHT_IN_PROMPT.sub("", action, count=1)).strip())

@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gymnasium as gym
@@ -54,7 +55,7 @@ _DEATH_S = 10.0
 """Longest wait for a killed process to end."""
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Up to `n_workers` processes in which environments are created and played.
 
     Usable from any event loop, in turn or concurrently. A context manager; closes itself at exit.
@@ -134,9 +135,6 @@ class WorkerPool:
         """Return a pool like this one, without processes yet."""
         return WorkerPool(self.n_workers, self._servers)
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -183,7 +181,7 @@ class WorkerRunner:
         self._key, self._target, self._kwargs = pool._pack(make)
         self._has_place = False
         self._worker: Channel | None = None
-        self._env = RemoteEnv(self.ask)
+        self._env = RemoteEnv(self._ask)
 
     async def open(self) -> RemoteEnv:
         """Wait for a worker, and make the environment there."""
@@ -276,11 +274,8 @@ class WorkerRunner:
         self._env.show(shown)
         return check_step(tuple(result))
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return a request's result, blocking the calling thread."""
-        return self._ask(name, *arguments)
-
     def _ask(self, name: str, *arguments: Any, starting: bool = False) -> Any:
+        """Return a request's result, blocking the calling thread."""
         limit_s = None if starting else ASK_S if self._limit_s is None else self._limit_s
         worker, what = self._present, f"env.{name}"
         worker.post(name, *arguments)

@@ -220,7 +220,8 @@ class _Writer:
                 return self._write_plain(obj if cls is plain else plain(_as_plain(obj, plain)), plain, depth)
         if isinstance(obj, Mapping):
             return self._write_plain(dict(obj), dict, depth)
-        return {"foreign": [cls.__name__, _repr(obj), _tried(float, obj), _tried(bool, obj)]}
+        shown = (_tried(repr, obj) or f"<{cls.__name__}>")[:_TEXT_CHARACTERS]
+        return {"foreign": [cls.__name__, shown, _tried(float, obj), _tried(bool, obj)]}
 
     def _write_plain(self, obj: Any, kind: type, depth: int) -> Any:
         if kind is str or kind is float:
@@ -306,13 +307,6 @@ def _as_plain(obj: Any, plain: type) -> Any:
     if issubclass(plain, (str, bytes, int, float, complex, bytearray)):
         return {str: str.__str__, int: int.__int__, float: float.__float__}.get(plain, plain)(obj)
     return plain.copy(obj) if issubclass(plain, dict) else list(iter(obj))
-
-
-def _repr(obj: Any) -> str:
-    try:
-        return repr(obj)[:_TEXT_CHARACTERS]
-    except Exception:
-        return f"<{type(obj).__name__}>"
 
 
 def _tried(convert: Any, obj: Any) -> Any:

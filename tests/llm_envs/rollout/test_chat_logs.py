@@ -108,13 +108,10 @@ class TestFamilies:
         written = codec.template.render(log, generation_prompt=False)
         assert written.startswith(codec.decode(row.ids)) and "Ha" in codec.decode(row.ids)
 
-    def test_thinking_can_be_left_out(self) -> None:
-        """Llama's template has no place for it: it is text."""
+    def test_thinking_without_a_place_is_text(self) -> None:
         codec = ChatCodec(family_tokenizer("llama3_1"))
-        log = [USER, {**SAID, "reasoning_content": "Hm."}]
-        kept, left_out = (from_messages(log, codec=codec, keep_thinking=keep) for keep in (True, False))
+        kept = from_messages([USER, {**SAID, "reasoning_content": "Hm."}], codec=codec)
         assert trained_texts(codec, kept) == ["<think>\nHm.\n</think>\n\nHo<|eot_id|>"]
-        assert left_out == from_messages([USER, SAID], codec=codec)
 
     def test_the_template_may_fork(self) -> None:
         log = [*THINKING, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]

@@ -70,7 +70,7 @@ def trackio_run(folder: Path, project: str) -> tuple[str, dict[str, Any], dict[i
 class TestNumbers:
     def test_of_a_collector_by_hand(self) -> None:
         stats = CollectorStats(running=2, accepted=10, errored=1, unscored=1, retries=3, successes=4, reward=6.0)
-        stats.turns, stats.sampled_tokens, stats.forks, stats.seconds = 30, 400, 1, 5.0
+        stats.turns, stats.sampled_tokens, stats.forks, stats.clock.earlier_s = 30, 400, 1, 5.0
         stats.stop_reasons.update({"terminated": 8, "error": 2})
         assert collection_metrics(stats, done=5) == {
             "collect/episodes": 15,

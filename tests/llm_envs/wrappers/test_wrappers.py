@@ -283,7 +283,7 @@ def test_a_mixture_says_what_is_missing():
     env = MixtureEnv({GUESS: 1})
     with pytest.raises(ResetNeededError, match="call reset"):
         env.step("x")
-    with pytest.raises(InvalidConfigError, match="has no part 'llm/Other-v0'; it has llm/GuessNumber-v0"):
+    with pytest.raises(InvalidConfigError, match="no part 'llm/Other-v0'; known are 'llm/GuessNumber-v0'"):
         env.reset(options={"env_id": "llm/Other-v0"})
 
 
