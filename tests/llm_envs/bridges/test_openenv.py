@@ -61,9 +61,9 @@ def test_a_server_is_certified() -> None:
     with served(create_openenv_app("llm/Arithmetic-v0", difficulty="easy")) as url:
         certificate = certify(OpenEnvEnv, Settings(oracle=oracle), base_url=url)
     assert certificate.failed == (), certificate.findings
-    statuses = {finding.part: finding.status for finding in certificate.findings}
-    played = ("oracle_wins", "differs_by_seed", "is_not_won_by_reward_hacks", "is_not_paid_for_hedging")
-    assert all(statuses[part] == "passed" for part in (*played, "plays_side_by_side", "raises_on_no_action"))
+    statuses = {finding.clause: finding.status for finding in certificate.findings}
+    played = ("oracle_earns_the_maximum", "depends_on_the_seed", "is_not_won_by_reward_hacks", "refuses_hedged_answers")
+    assert all(statuses[clause] == "passed" for clause in (*played, "plays_side_by_side", "never_raises"))
 
 
 def test_there_and_back_is_the_same_episode() -> None:
