@@ -133,7 +133,7 @@ def test_what_is_required_may_stand_in_the_file_and_one_part_elsewhere(parsed) -
         ("n: 2\nn: 3", "the key 'n' is repeated"),
         ("env-kwargs: {split: a, split: b}", "the key 'split' is repeated"),
         ("n: 1:30", "run.yaml: argument -n: 1:30 is not an integer"),
-        ("max-step-s: 1:30.5", "run.yaml: argument --max-step-s: invalid seconds value: '1:30.5'"),
+        ("max-step-s: 1:30.5", "run.yaml: argument --max-step-s: 1:30.5 is not a number of seconds above 0"),
         ("n: " + "[" * 5000, "cannot be read: it is nested too deeply"),
         ("n: [", "cannot be read: while parsing a flow node"),
         ("seed: 2026-13-45", "cannot be read: month must be in 1..12"),
