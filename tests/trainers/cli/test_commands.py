@@ -493,7 +493,8 @@ def test_where_a_training_failed_is_kept(write, tmp_path, capsys):
     assert main([*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]) == 1
     error = capsys.readouterr().err
     kept = tmp_path / "out" / "traceback-0.txt"
-    assert re.search(rf"llm-envs: it failed after 1 steps; the traceback is in {kept}\nllm-envs: error: FileExists", error)
+    said = rf"llm-envs: it failed after 1 steps; the traceback is in {kept}\nllm-envs: error: FileExists"
+    assert re.search(said, error)
     assert "Traceback" not in error and "Traceback (most recent call last)" in kept.read_text()
 
 
