@@ -8,13 +8,9 @@ import pytest
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """A saved tiny model whose every byte is a token."""
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+    from tiny_folders import save_tiny
 
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny(tmp_path_factory.mktemp("model"), hidden_size=64, n_heads=2, max_length=192, seed=3))
 
 
 @pytest.fixture(scope="session")

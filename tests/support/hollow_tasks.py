@@ -30,10 +30,14 @@ WON = {"correct": 1.0, "malformed": 0.0}
 NAMES = [f"{a}{b}{c}{d}" for a in "BDFGKLMNPRST" for b in "aeiou" for c in "lmnrst" for d in "aeiou"][:300]
 
 
-class Single(SingleTurnEnv):
+class Only:
     __doc__ = DOCSTRING
-    difficulties = {"only": Difficulty("only", chance_rate=0.05)}
+    difficulties = {"only": Difficulty("only", chance_rate=0.001)}
     default_difficulty = "only"
+
+
+class Single(Only, SingleTurnEnv):
+    difficulties = {"only": Difficulty("only", chance_rate=0.05)}
     problem_fields = {"a": int, "b": int}
     most_a, most_b = 1_000, 1_000
 
@@ -41,10 +45,8 @@ class Single(SingleTurnEnv):
         return {"a": int(self.np_random.random() * self.most_a), "b": int(self.np_random.random() * self.most_b)}
 
 
-class Game(TextEnv):
-    __doc__ = DOCSTRING
+class Game(Only, TextEnv):
     difficulties = {"only": Difficulty("only", chance_rate=0.2)}
-    default_difficulty = "only"
     default_max_turns = 6
     problem_fields = {"names": list, "right": int}
     n_names = 6
@@ -100,12 +102,11 @@ class WorkedOut(Restated):
 # Won by a plan.
 
 
-class MostlyLeft(TextEnv):
+class MostlyLeft(Only, TextEnv):
     """Two times yes, then the door that was named; it is mostly the same one."""
 
     __doc__ = DOCSTRING
     difficulties = {"only": Difficulty("only", chance_rate=0.4)}
-    default_difficulty = "only"
     default_max_turns = 3
     problem_fields = {"n": int, "door": str}
     doors = ("left",) * 11 + ("right",) * 3 + ("up",) * 3 + ("down",) * 3
@@ -153,10 +154,8 @@ class AnyDoor(MostlyLeft):
 # Won without a look at one of two numbers.
 
 
-class LooksAtOne(TextEnv):
-    __doc__ = DOCSTRING
+class LooksAtOne(Only, TextEnv):
     difficulties = {"only": Difficulty("only", chance_rate=0.1)}
-    default_difficulty = "only"
     default_max_turns = 5
     problem_fields = {"mine": list, "yours": list}
 
@@ -219,12 +218,11 @@ class OneWording(OneTry):
         return super().play(action)
 
 
-class Haggling(TextEnv):
+class Haggling(Only, TextEnv):
     """A price that is between the two of the prompt, nearer to the first; who comes near enough in steps is met."""
 
     __doc__ = DOCSTRING
     difficulties = {"only": Difficulty("only", chance_rate=0.1)}
-    default_difficulty = "only"
     default_max_turns = 5
     problem_fields = {"low": int, "high": int}
     least_n_reads = 0
@@ -367,10 +365,7 @@ class NoShortcut(WorkedOut):
 # What is known, told and waited for.
 
 
-class Looking(ToolEnv):
-    __doc__ = DOCSTRING
-    difficulties = {"only": Difficulty("only", chance_rate=0.001)}
-    default_difficulty = "only"
+class Looking(Only, ToolEnv):
     problem_fields = {"n": int}
 
     def make_tools(self):
@@ -444,10 +439,8 @@ class ManyNames(Single):
         return problem["a"]
 
 
-class Boards(SingleTurnEnv):
-    __doc__ = DOCSTRING
+class Boards(Only, SingleTurnEnv):
     difficulties = {"only": Difficulty("only", chance_rate=0.1, n_problems=512)}
-    default_difficulty = "only"
     problem_fields = {"board": str}
 
     def generate(self):

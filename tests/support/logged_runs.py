@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from dense_env import DenseEnv
 from families import family_tokenizer
+from tiny_folders import save_tiny
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
@@ -22,7 +23,7 @@ from llm_envs.rewards import create_step_cost
 from llm_envs.rollout import Collector, Curriculum, EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.spaces import TextSpace
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.tiny_model import tiny_model
 from llm_envs.types import SamplingParams, ToolResult, Trajectory
 
 SMALL: dict[str, Any] = {
@@ -79,10 +80,7 @@ EVENTFUL = EnvChoice("eventful", factory=EventfulEnv)
 
 def make_model(folder: Path, *, hidden_size: int = 32) -> str:
     """Save a tiny model whose every byte is a token."""
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=hidden_size, n_heads=2, max_length=192, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny(folder, hidden_size=hidden_size, n_heads=2, max_length=192, seed=3))
 
 
 def logged(trainer: Any) -> set[str]:

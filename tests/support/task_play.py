@@ -47,17 +47,22 @@ def drawn(id: str, level: str, n: int) -> Iterator[Any]:
         yield task
 
 
+def finish(env: Any, reply: Callable[[], str]) -> list[tuple]:
+    """Reply `reply()` until the episode is over; return the steps."""
+    steps = [env.step(reply())]
+    while not (steps[-1][2] or steps[-1][3]):
+        steps.append(env.step(reply()))
+    return steps
+
+
 def results(env: Any, choose: Callable[[Any, random.Random], str], n: int) -> tuple[float, float]:
     """Return the means of what a player earns that replies `choose(env, rng)`, and of its successes."""
     rng, earned, wins = random.Random(0), 0.0, 0
     for seed in range(n):
         env.reset(seed=seed)
-        over = False
-        while not over:
-            _, reward, terminated, truncated, info = env.step(choose(env, rng))
-            over = terminated or truncated
-            earned += reward
-        wins += info["is_success"]
+        steps = finish(env, lambda: choose(env, rng))
+        earned += sum(reward for _, reward, *_ in steps)
+        wins += steps[-1][4]["is_success"]
     return earned / n, wins / n
 
 

@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv as GymnasiumCli
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as GymnasiumFrozenLake
 from gymnasium.envs.toy_text.taxi import TaxiEnv as GymnasiumTaxi
 from open_loop import FixedPlay, best_plan
-from task_play import LEVELS, is_at_most, make, oracle, play, require_refused, results
+from task_play import LEVELS, finish, is_at_most, make, oracle, play, require_refused, results
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
@@ -432,10 +432,7 @@ def test_what_is_given_away_is_the_result_without_the_luck():
     env, rng, results, given_away = make("llm/Blackjack-v0", "easy"), random.Random(0), [], []
     for seed in range(400):
         env.reset(seed=seed)
-        over = False
-        while not over:
-            *_, terminated, truncated, _ = env.step(format_answer(rng.choice(["hit", "stick", "stick"])))
-            over = terminated or truncated
+        finish(env, lambda: format_answer(rng.choice(["hit", "stick", "stick"])))
         results += env._results
         given_away += env._given_away
     n = len(results)

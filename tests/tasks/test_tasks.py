@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from task_play import finish
 
 from llm_envs.checker.catalogue import family_of, suite_ids
 from llm_envs.errors import InvalidConfigError
@@ -354,13 +355,9 @@ def test_halving_always_finds_the_number(level, size):
     longest = 0
     for secret in range(500, 500 + size):
         env.reset(options={"problem": {"low": 500, "high": 499 + size, "secret": secret}})
-        turns = 0
-        over = False
-        while not over:
-            _, _, over, truncated, _ = env.step(env.oracle())
-            turns += 1
-            assert not truncated
-        longest = max(longest, turns)
+        steps = finish(env, env.oracle)
+        assert not steps[-1][3]
+        longest = max(longest, len(steps))
     assert longest == {10: 4, 100: 7, 1000: 10}[size]
 
 

@@ -9,10 +9,10 @@ from functools import partial
 import gymnasium as gym
 import pytest
 from device import exact_kernels
+from tiny_folders import save_tiny
 from trainings import PLAYED, QUIET
 
 from llm_envs.spaces import TextSpace
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
 
 class SayEnv(gym.Env):
@@ -61,21 +61,15 @@ def exact():
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """A saved tiny model whose every byte is a token."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=256, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny(tmp_path_factory.mktemp("tiny"), hidden_size=64, n_heads=2, max_length=256, seed=3))
 
 
 @pytest.fixture(scope="session")
 def teacher_folder(tmp_path_factory):
     """A saved model half as deep as the tiny one, with its tokenizer and other weights."""
-    folder = tmp_path_factory.mktemp("teacher")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, n_layers=1, max_length=256, seed=4).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(
+        save_tiny(tmp_path_factory.mktemp("teacher"), hidden_size=64, n_heads=2, n_layers=1, max_length=256, seed=4)
+    )
 
 
 @pytest.fixture

@@ -46,12 +46,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     """A training's folder, and what was said to a proxy that every library would go through."""
     for package in ("tensorboard", "wandb", "trackio"):
         pytest.importorskip(package)
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+    from tiny_folders import save_tiny
 
     folder = tmp_path_factory.mktemp("trained")
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder / "model")
-    tiny_model(tokenizer, n_layers=1, max_length=1024).save_pretrained(folder / "model")
+    save_tiny(folder / "model", n_layers=1, max_length=1024)
 
     with watched_proxy() as (proxy, heard):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO"))}

@@ -12,6 +12,7 @@ import torch
 from device import on_cpu
 from preferences import message_pairs
 from safetensors.torch import load_file
+from tiny_folders import save_tiny
 from trainings import DENSE, PLAYED, QUIET, assert_same, distance, logged, save_biased
 from transformers import AutoModelForCausalLM, Llama4ForCausalLM
 from trl.trainer.utils import use_adapter
@@ -310,10 +311,8 @@ def test_learning_from_a_teacher_alone_approaches_it(make, tiny_folder):
 def other_words(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["one", "more"])
-    model = tiny_model(tokenizer, hidden_size=32, n_heads=2)
-    model.save_pretrained(tmp_path / "teacher")
-    tokenizer.save_pretrained(tmp_path / "teacher")
-    return AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+    folder = save_tiny(tmp_path / "teacher", tokenizer, hidden_size=32, n_heads=2)
+    return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def shifted_words(tmp_path, tiny_folder):

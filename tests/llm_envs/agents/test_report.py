@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tiny_folders import save_tiny
 
 from llm_envs.agents import AgentEnv, Endpoint
 from llm_envs.agents.report import show_session
@@ -19,7 +20,6 @@ from llm_envs.agents.session import PolicySession
 from llm_envs.cli.main import main
 from llm_envs.rollout import EpisodeSpec, read_trajectories
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -52,11 +52,7 @@ OTHER = 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("model"), hidden_size=32, n_layers=1, n_heads=2)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hollow_tasks import DOCSTRING, HOLLOW, HONEST, Looking
+from hollow_tasks import DOCSTRING, HOLLOW, HONEST, Looking, Only
 
 from llm_envs import check_task
 from llm_envs.checker.clauses import CLAUSES
@@ -23,10 +23,7 @@ from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace
 
 
-class Sound(SingleTurnEnv):
-    __doc__ = DOCSTRING
-    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
-    default_difficulty = "only"
+class Sound(Only, SingleTurnEnv):
     problem_fields = {"n": int}
 
     def generate(self):
@@ -39,10 +36,7 @@ class Sound(SingleTurnEnv):
         return str(self.problem["n"])
 
 
-class SoundGame(TextEnv):
-    __doc__ = DOCSTRING
-    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
-    default_difficulty = "only"
+class SoundGame(Only, TextEnv):
     default_max_turns = 3
     problem_fields = {"n": int}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_folders import save_tiny
 
 from llm_envs.agents import AgentEnv
 from llm_envs.cli.agent_option import load_agent
@@ -16,7 +17,6 @@ from llm_envs.data.folder import read_manifest
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation import Results
 from llm_envs.rollout import read_trajectories
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import validate_batch
 
 pytest.importorskip("starlette")
@@ -80,11 +80,7 @@ FAST = ["--max-turn-tokens", "6"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2, max_length=2048).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return save_tiny(tmp_path_factory.mktemp("model"), hidden_size=32, n_layers=1, n_heads=2, max_length=2048)
 
 
 @pytest.fixture(scope="module")

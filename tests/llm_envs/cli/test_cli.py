@@ -114,11 +114,9 @@ def test_play_shows_the_conversation_and_its_rewards(capsys: pytest.CaptureFixtu
 
 def test_a_model_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+    from tiny_folders import save_tiny
 
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2).save_pretrained(tmp_path)
+    save_tiny(tmp_path, hidden_size=32, n_layers=1, n_heads=2)
     settings = ["--model", str(tmp_path), "-n", "2", "--max-turn-tokens", "5", "--temperature", "0.7"]
     assert main(["play", "llm/Arithmetic-v0", *settings]) == 0
     shown = capsys.readouterr().out

@@ -48,13 +48,9 @@ def collect(*arguments: str | Path) -> int:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+    from tiny_folders import save_tiny
 
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
-    tiny_model(tokenizer, n_layers=1).save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("model"), n_layers=1)
 
 
 class TestCollect:

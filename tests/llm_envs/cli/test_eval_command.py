@@ -96,11 +96,9 @@ class TestPlaying:
 
     @pytest.mark.vllm
     def test_a_model_on_vllm(self, tmp_path: Path) -> None:
-        from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+        from tiny_folders import save_tiny
 
-        tokenizer = tiny_tokenizer()
-        tokenizer.save_pretrained(tmp_path / "model")
-        tiny_model(tokenizer, n_layers=1).save_pretrained(tmp_path / "model")
+        save_tiny(tmp_path / "model", n_layers=1)
         command = [CALCULATOR, "-n", "3", "-k", "2", "--policy", "vllm", "--model", tmp_path / "model"]
         out = ["--out", tmp_path / "run", "--max-turn-tokens", "4", "--max-turns", "2"]
         assert evaluate(*command, *out) == 0

@@ -124,11 +124,9 @@ def test_what_the_slurm_script_asks_for() -> None:
 def test_the_slurm_script(tmp_path: Path) -> None:
     """In a shell, with the variables that Slurm sets. One task is interrupted as Slurm does it, and sent again."""
     pytest.importorskip("transformers")
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+    from tiny_folders import save_tiny
 
-    folder, tokenizer = tmp_path / "model", tiny_tokenizer()
-    tiny_model(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = save_tiny(tmp_path / "model")
     small = ["--policy", "transformers", "-n", "60", "--group-size", "2", "--max-turns", "2", "--max-turn-tokens", "8"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 

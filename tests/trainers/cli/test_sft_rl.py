@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tiny_folders import save_tiny
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.rollout import TrajectoryWriter, read_trajectories
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.cli.sft_rl import main, newest_checkpoint, read_settings
 from llm_envs.trainers.sft import oracle_trajectories
 
@@ -30,10 +30,7 @@ STEP |= {"gradient_checkpointing": False}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model with room for an episode of which every byte is a token."""
-    place, tokenizer = tmp_path_factory.mktemp("base"), tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=32, n_heads=2, n_layers=1).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return str(place)
+    return str(save_tiny(tmp_path_factory.mktemp("base"), hidden_size=32, n_heads=2, n_layers=1))
 
 
 @pytest.fixture

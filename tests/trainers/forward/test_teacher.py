@@ -9,6 +9,7 @@ import torch
 from device import rounding, spy_on_batches
 from fake_server import Answer, fake_server, vllm_answers
 from preferences import message_pairs
+from tiny_folders import save_tiny
 from trainings import DENSE, logged
 from transformers import TrainerCallback
 
@@ -16,7 +17,7 @@ from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
 from llm_envs.policies.inference import load_model, load_tokenizer, token_logps
 from llm_envs.policies.vllm.routing import Backoff
 from llm_envs.policies.vllm.scoring import TokenScorer
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, load_teacher
 from llm_envs.trainers.forward.teacher import ServedTeacher
 from llm_envs.trainers.functional.algorithm import DISTILL, GRPO, PPO
@@ -151,12 +152,9 @@ def test_ppo_takes_the_kl_from_the_reward(tiny_folder, teacher_folder, tmp_path)
 @pytest.fixture(scope="module")
 def strange_folder(tmp_path_factory):
     """A model with two words more than the student's."""
-    folder = tmp_path_factory.mktemp("strange")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["one", "more"])
-    tiny_model(tokenizer, hidden_size=32, n_heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny(tmp_path_factory.mktemp("strange"), tokenizer, hidden_size=32, n_heads=2))
 
 
 def test_a_teacher_may_know_more_words_and_not_others(train, tiny_folder, strange_folder, tmp_path):

@@ -8,13 +8,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = pytest.mark.vllm
 
 from dense_env import DenseEnv  # noqa: E402  (after the skip)
+from tiny_folders import save_tiny  # noqa: E402
 
 from llm_envs.errors import InvalidConfigError, ModelError  # noqa: E402
 from llm_envs.policies import TransformersPolicy, start_servers  # noqa: E402
 from llm_envs.policies.inference import load_model, load_tokenizer, token_logps  # noqa: E402
 from llm_envs.policies.vllm.scoring import TokenScorer  # noqa: E402
 from llm_envs.rollout import Collector, EnvChoice  # noqa: E402
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
+from llm_envs.tiny_model import tiny_tokenizer  # noqa: E402
 from llm_envs.trainers import EnvGRPOTrainer, load_teacher  # noqa: E402
 from llm_envs.trainers.functional.algorithm import DISTILL, DISTILL_LOSS  # noqa: E402
 from llm_envs.trainers.loop import (  # noqa: E402
@@ -62,8 +63,7 @@ def test_what_does_not_fit_or_is_no_word_of_it_is_refused(server, tmp_path):
         scorer.score_tokens([np.array([5, 100_000, 6])])
     scorer.close()
     tokenizer = tiny_tokenizer(["Answer: 3141 Answer: 3141"] * 3, vocab_size=400)
-    tiny_model(tokenizer, hidden_size=32, n_heads=2).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_tiny(tmp_path, tokenizer, hidden_size=32, n_heads=2)
     with pytest.raises(ModelError, match="tokenizer"):
         create_training_state(load_model(tmp_path), ref_model_fn=load_teacher(server))
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from device import spy_on_batches
 from families import family_tokenizer
+from tiny_folders import save_tiny
 from trainings import last_only
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import create_window
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 
@@ -159,12 +160,10 @@ def test_nothing_forks_where_nothing_is_dropped(play):
 
 @pytest.fixture(scope="module")
 def qwen3_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen3")
     tokenizer = family_tokenizer("qwen3")
     tokenizer.pad_token = "<|endoftext|>"
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=256, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    sizes = {"hidden_size": 64, "n_heads": 2, "max_length": 256, "seed": 3}
+    return str(save_tiny(tmp_path_factory.mktemp("qwen3"), tokenizer, **sizes))
 
 
 def test_a_template_that_drops_thinking_forks_and_its_training_version_does_not(play, qwen3_folder):

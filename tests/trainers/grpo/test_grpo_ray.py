@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-scale has i
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
 from ray.cluster_utils import Cluster  # noqa: E402  (after the skips)
+from tiny_folders import save_tiny  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
 from llm_envs.agents import AgentEnv  # noqa: E402
@@ -21,7 +22,6 @@ from llm_envs.errors import InvalidConfigError  # noqa: E402
 from llm_envs.policies import start_servers  # noqa: E402
 from llm_envs.rollout import RolloutLimits  # noqa: E402
 from llm_envs.rollout.ray_collector import RayCollector  # noqa: E402
-from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
 from llm_envs.trainers import EnvGRPOTrainer  # noqa: E402
 
 ENV = "llm/GuessNumber-v0"
@@ -31,10 +31,7 @@ ARGS = ("--dtype", "float32", "--max-model-len", "1536", "--max-num-seqs", "32")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model with room for the prompt of a real task, which actors can make."""
-    folder, tokenizer = tmp_path_factory.mktemp("model"), tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=1536, seed=3).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny(tmp_path_factory.mktemp("model"), hidden_size=64, n_heads=2, max_length=1536, seed=3))
 
 
 @pytest.fixture

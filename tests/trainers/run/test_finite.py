@@ -9,23 +9,13 @@ from typing import Any
 import pytest
 import torch
 from preferences import message_pairs
-from trainings import DENSE, PLAYED, QUIET, logged
+from trainings import DENSE, PLAYED, QUIET, TRAINERS, logged
 from transformers import AutoTokenizer, TrainerCallback
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import ModelError
 from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import Collector
-from llm_envs.trainers import (
-    EnvDPOConfig,
-    EnvDPOTrainer,
-    EnvGRPOConfig,
-    EnvGRPOTrainer,
-    EnvPPOConfig,
-    EnvPPOTrainer,
-    EnvSFTConfig,
-    EnvSFTTrainer,
-)
 from llm_envs.trainers.functional.references import create_ema_update
 from llm_envs.trainers.run.checkpoints import check_files
 from llm_envs.trainers.run.finite import MAX_SKIPPED_STEPS, check_weights, count_skipped
@@ -47,21 +37,24 @@ def sft(model: str, **changes: Any) -> Any:
     codec = ChatCodec(AutoTokenizer.from_pretrained(model))
     with Collector(DENSE, ConstantPolicy("bb"), codec=codec, progress=False) as collector:
         played = [t for group in collector.collect(8) for t in group]
-    return EnvSFTTrainer(model, args=EnvSFTConfig(**ANY | changes), source=played)
+    trainer, config = TRAINERS["sft"]
+    return trainer(model, args=config(**ANY | changes), source=played)
 
 
 def grpo(model: str, **changes: Any) -> Any:
-    args = EnvGRPOConfig(**ANY | FEW | {"num_generations": 2, "beta": 0.1} | changes)
-    return EnvGRPOTrainer(model, DENSE, args, reference_update_fn=create_ema_update(0.5))
+    trainer, config = TRAINERS["grpo"]
+    args = config(**ANY | FEW | {"num_generations": 2, "beta": 0.1} | changes)
+    return trainer(model, DENSE, args, reference_update_fn=create_ema_update(0.5))
 
 
 def ppo(model: str, **changes: Any) -> Any:
-    return EnvPPOTrainer(model, DENSE, EnvPPOConfig(**ANY | FEW | {"value_learning_rate": 1e-2} | changes))
+    trainer, config = TRAINERS["ppo"]
+    return trainer(model, DENSE, config(**ANY | FEW | {"value_learning_rate": 1e-2} | changes))
 
 
 def dpo(model: str, **changes: Any) -> Any:
-    update = create_ema_update(0.5)
-    return EnvDPOTrainer(model, EnvDPOConfig(**ANY | changes), source=message_pairs(), reference_update_fn=update)
+    trainer, config = TRAINERS["dpo"]
+    return trainer(model, config(**ANY | changes), source=message_pairs(), reference_update_fn=create_ema_update(0.5))
 
 
 @pytest.fixture

@@ -169,31 +169,37 @@ def test_the_reward_rises_through_environment_factory(warm_folder, settings):
 # rollout_func: one step each.
 
 
-@pytest.mark.smoke
-def test_rollout_func_takes_the_step_that_our_own_trainer_takes(warm_folder, settings, config):
-    """The same episodes, tokens, masks and rewards: the parameters are equal afterwards."""
+def require_the_same_step(folder, settings, config, trainer=GRPOTrainer, **options):
+    """Train `EnvGRPOTrainer`, then TRL's trainer on the same episodes; return the episodes of both."""
     from llm_envs.trainers import EnvGRPOTrainer
 
     common = {"seed": 7, "max_completion_length": 64, "num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
-    ours = EnvGRPOTrainer(warm_folder, CALCULATOR, config(max_turn_tokens=32, num_train_seeds=N_PROBLEMS, **common))
+    args = config(max_turn_tokens=32, num_train_seeds=N_PROBLEMS, **common)
+    ours = EnvGRPOTrainer(folder, CALCULATOR, args, **options)
     before = weights(ours)
     ours.train()
     played = ours.last_trajectories
     ours.close()
     rollout = rollout_func(CALCULATOR, limits=RolloutLimits(max_turn_tokens=32))
     dataset = episode_dataset(CALCULATOR, N_PROBLEMS)
-    stock = GRPOTrainer(warm_folder, env_reward, settings(**common), dataset, rollout_func=rollout)
+    stock = trainer(folder, env_reward, settings(**common), dataset, rollout_func=rollout)
     stock.train()
     rollout.close()
-    assert [(t.seed, t.messages) for t in rollout.last_trajectories] == [(t.seed, t.messages) for t in played]
-    assert len({t.reward for t in played}) > 1 and max(len(t.turns) for t in played) > 1
     torch.testing.assert_close(weights(stock), weights(ours), atol=rounding(1e-6), rtol=0)
     assert (weights(stock) - before).abs().max() > 1e-4
+    return rollout.last_trajectories, played
+
+
+@pytest.mark.smoke
+def test_rollout_func_takes_the_step_that_our_own_trainer_takes(warm_folder, settings, config):
+    """The same episodes, tokens, masks and rewards: the parameters are equal afterwards."""
+    stock, ours = require_the_same_step(warm_folder, settings, config)
+    assert [(t.seed, t.messages) for t in stock] == [(t.seed, t.messages) for t in ours]
+    assert len({t.reward for t in ours}) > 1 and max(len(t.turns) for t in ours) > 1
 
 
 def test_advantages_by_state_in_trls_trainer_are_ours(warm_folder, settings, config):
     """The same step as `EnvGRPOTrainer`'s with the algorithm, and not TRL's own."""
-    from llm_envs.trainers import EnvGRPOTrainer
 
     class GiGPOTrainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -202,22 +208,8 @@ def test_advantages_by_state_in_trls_trainer_are_ours(warm_folder, settings, con
             return generation | {"advantages": found[-1]}
 
     found = []
-    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
-    ours = EnvGRPOTrainer(
-        warm_folder,
-        CALCULATOR,
-        config(max_turn_tokens=32, num_train_seeds=N_PROBLEMS, **common),
-        algorithm="gigpo",
-    )
-    ours.train()
-    ours.close()
-    rollout = rollout_func(CALCULATOR, limits=RolloutLimits(max_turn_tokens=32))
-    dataset = episode_dataset(CALCULATOR, N_PROBLEMS)
-    stock = GiGPOTrainer(warm_folder, env_reward, settings(**common), dataset, rollout_func=rollout)
-    stock.train()
-    rollout.close()
+    require_the_same_step(warm_folder, settings, config, GiGPOTrainer, algorithm="gigpo")
     assert found[0].ndim == 2 and any(len(set(row.tolist()) - {0.0}) > 1 for row in found[0])  # turns differ
-    torch.testing.assert_close(weights(stock), weights(ours), atol=rounding(1e-6), rtol=0)
 
 
 def test_rollout_func_gives_groups_of_one_seed_and_columns_for_rewards(warm_folder, settings):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_folders import save_tiny
 from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
 
 from llm_envs.errors import InvalidConfigError, ModelError
@@ -19,10 +20,7 @@ GIVEN = [np.random.default_rng(n).integers(3, 260, n).astype(np.int32) for n in 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    tiny_model(TOKENIZER, hidden_size=32, max_length=64, seed=1).save_pretrained(path)
-    TOKENIZER.save_pretrained(path)
-    return path
+    return save_tiny(tmp_path_factory.mktemp("model"), TOKENIZER, hidden_size=32, max_length=64, seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = [pytest.mark.vllm, pytest.mark.smoke]
 
 from machine import until  # noqa: E402  (after the skip)
+from tiny_folders import save_tiny  # noqa: E402
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402
 from llm_envs.policies import VLLMEnginePolicy, load_engine  # noqa: E402
@@ -27,11 +28,7 @@ PROMPT = np.arange(4, 30, dtype=np.int32)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, max_length=256).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return save_tiny(tmp_path_factory.mktemp("model"), max_length=256)
 
 
 @pytest.fixture(scope="module")
