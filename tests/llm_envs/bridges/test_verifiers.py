@@ -103,5 +103,5 @@ def test_a_rubric_of_groups_is_refused() -> None:
         return [0.0] * len(completions)
 
     env = vf.SingleTurnEnv(dataset=rows("Begin."), rubric=vf.Rubric(funcs=[best]))
-    with pytest.raises(InvalidConfigError, match="scores a group of episodes at once"):
+    with pytest.raises(InvalidConfigError, match="rubric scores a group"):
         verifiers_env(env)
