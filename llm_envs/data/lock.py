@@ -13,7 +13,7 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 
 from llm_envs.data.files import own
 from llm_envs.errors import StoreError
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 
 __all__ = ["LOCK_NAME", "FolderLock"]
 
@@ -56,16 +56,16 @@ class FolderLock:
             raise
         self._descriptor = descriptor
         _held.add(self._key)
-        forget_after_fork(self)
+        register_for_forks(self)
 
     def release(self) -> None:
         """Release the folder. Harmless when repeated, and in a forked child."""
         if self._descriptor is not None and fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a child that was just forked may still have it open
-        self.forget()
+        self.reset_after_fork()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: close its descriptor. The parent's keeps the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:

@@ -26,8 +26,8 @@ __all__ = [
     "end_quietly_until_started",
     "end_with_parent",
     "ended_with_this_process",
-    "forget_after_fork",
     "processors",
+    "register_for_forks",
     "terminated_as_interrupted",
 ]
 
@@ -209,31 +209,31 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Forgetful(Protocol):
-    def forget(self) -> None:
+class _Resettable(Protocol):
+    def reset_after_fork(self) -> None:
         """Start over: replace locks, and release the parent's resources without ending them."""
         ...
 
 
-_forgetful: weakref.WeakSet[_Forgetful] = weakref.WeakSet()
+_registered: weakref.WeakSet[_Resettable] = weakref.WeakSet()
 
 
-def forget_after_fork(owner: _Forgetful) -> None:
-    """Call `owner.forget()` in every process forked from this one while `owner` lives.
+def register_for_forks(owner: _Resettable) -> None:
+    """Call `owner.reset_after_fork()` in every process forked from this one while `owner` lives.
 
     During the fork, another thread may hold the owner's locks; and the processes at the other ends of its pipes belong
     to the parent.
     """
-    _forgetful.add(owner)
+    _registered.add(owner)
 
 
-def _forget_all() -> None:
-    for owner in list(_forgetful):
-        owner.forget()
+def _reset_all() -> None:
+    for owner in list(_registered):
+        owner.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_reset_all)
 
 
 class Shared(Generic[T]):
@@ -246,10 +246,10 @@ class Shared(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: T | None = None
-        self.forget()
-        forget_after_fork(self)
+        self.reset_after_fork()
+        register_for_forks(self)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Replace the lock in a forked child. The object itself must survive a fork."""
         self._lock = threading.Lock()
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from llm_envs.processes import cpu_seconds, forget_after_fork
+from llm_envs.processes import cpu_seconds, register_for_forks
 
 __all__ = ["LONGEST", "Deadline", "TimeLimit", "TimeLimits", "thread_clock"]
 
@@ -104,10 +104,10 @@ class TimeLimits:
     """A thread that watches the limits of all current runs. It starts with the first run."""
 
     def __init__(self) -> None:
-        self.forget()
-        forget_after_fork(self)
+        self.reset_after_fork()
+        register_for_forks(self)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over in a forked child, which has no such thread."""
         self._changed = threading.Condition()
         self._current: set[TimeLimit] = set()

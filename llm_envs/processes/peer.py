@@ -111,7 +111,7 @@ class Peer:
         self.process.wait()
         self.release()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
         self.process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
         self.release()

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, SandboxError, extra_needed
-from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes import processors, register_for_forks
 from llm_envs.processes.child import end_with_host, receive, send, take_standard_input
 from llm_envs.processes.deadline import LONGEST, TimeLimit, TimeLimits
 from llm_envs.processes.peer import Peer
@@ -83,14 +83,14 @@ class MontySandbox:
         self._pool: Any = None
         self._helpers: list[_Helper] = []
         self._is_closed = False
-        self.forget()
-        forget_after_fork(self)
+        self.reset_after_fork()
+        register_for_forks(self)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over in a forked child, leaving the parent's workers to the parent."""
         _LEFT_BEHIND.append(self._pool)
         for helper in self._helpers:
-            helper.forget()
+            helper.reset_after_fork()
         self._lock = threading.Lock()
         self._pool = None
         self._helpers = []

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 from llm_envs.processes.child import PROGRAM, receive, send
 from llm_envs.processes.deadline import TimeLimits
 from llm_envs.processes.peer import Peer
@@ -55,15 +55,15 @@ class BoundedScorer:
         self._is_closed = False
         self._idle: list[_Child] = []
         self._loader: _Loader | None = None
-        self.forget()
-        forget_after_fork(self)
+        self.reset_after_fork()
+        register_for_forks(self)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over in a forked child, leaving the parent's processes to the parent."""
         for child in self._idle:
             child.close()
         if self._loader is not None:
-            self._loader.forget()
+            self._loader.reset_after_fork()
         self._free = threading.BoundedSemaphore(self.n_workers)
         self._lock = threading.Lock()
         self._start_lock = threading.Lock()

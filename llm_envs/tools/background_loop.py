@@ -21,7 +21,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 
 __all__ = [
     "CLEANUP_S",
@@ -59,9 +59,9 @@ class _Background:
     thread: threading.Thread | None
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset_after_fork()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over. A forked child has its parent's loop but not its thread, and a lock that may be held."""
         self.lock, self.loop, self.thread = threading.Lock(), None, None
 
@@ -251,4 +251,4 @@ def _stop_at_exit() -> None:
     thread.join(timeout=CLEANUP_S)
 
 
-forget_after_fork(_background)
+register_for_forks(_background)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from llm_envs.env import Outcome
 from llm_envs.errors import BridgeError, InvalidActionError, MissingExtraError
-from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes import processors, register_for_forks
 from llm_envs.tasks.games.game import GameEnv
 
 __all__ = ["JavaPool", "JavaWorld", "JavaWorldEnv", "Simulator", "Step", "pool_of"]
@@ -162,10 +162,10 @@ class JavaPool:
         self._folder, self._simulator = Path(spec.origin).parent, simulator
         self._idle: list[_Machine] = []
         self._lock = threading.Lock()
-        forget_after_fork(self)
+        register_for_forks(self)
         atexit.register(self.close)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Leave the machines to the parent process."""
         for machine in self._idle:
             machine.abandon()

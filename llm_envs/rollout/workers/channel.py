@@ -68,7 +68,7 @@ class Channel(ABC):
         """Wait for the killed worker; return whether it has ended."""
 
     @abstractmethod
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Close the descriptors in a forked child. The worker belongs to the parent."""
 
     @abstractmethod

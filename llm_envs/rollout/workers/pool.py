@@ -32,7 +32,7 @@ import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError, NoEnvServerError, ResetNeededError, WorkerDiedError
 from llm_envs.problems import check_at_least
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 from llm_envs.rollout.workers.channel import Channel, Reply
 from llm_envs.rollout.workers.process import WorkerProcess
 from llm_envs.rollout.workers.remote import EnvServers, NoRoomError
@@ -81,7 +81,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         """By the target's address: its key, its pickle, and the target itself, so that its address stays unique."""
         self._n_keys = 0
         self._finalizer = weakref.finalize(self, self._state.close)
-        forget_after_fork(self)
+        register_for_forks(self)
 
     @property
     def is_remote(self) -> bool:
@@ -166,11 +166,11 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         key, data, _ = self._targets[id(target)]
         return key, data, pickled(dict(kwargs), target)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the pool in a forked child: it has no processes, and the parent's stay untouched."""
-        self._state.forget(self.n_workers)
+        self._state.reset_after_fork(self.n_workers)
         if self._servers is not None:
-            self._servers.forget()
+            self._servers.reset_after_fork()
 
 
 class WorkerRunner:
@@ -355,12 +355,12 @@ class _State:
     """The places, the queue for them, and the processes. Thread-safe; independent of episodes."""
 
     def __init__(self, n_places: int) -> None:
-        self.forget(n_places)
+        self.reset_after_fork(n_places)
 
-    def forget(self, n_places: int) -> None:
+    def reset_after_fork(self, n_places: int) -> None:
         """Start over without taking the lock: in a forked child it may be held for ever."""
         for worker in getattr(self, "_workers", ()):
-            worker.forget()
+            worker.reset_after_fork()
         self._lock = threading.Lock()
         self._n_free = n_places
         self._waiters: deque[_Waiter] = deque()

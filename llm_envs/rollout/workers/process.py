@@ -95,9 +95,9 @@ class WorkerProcess(Channel):
             return False
         return True
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
-        self._peer.forget()
+        self._peer.reset_after_fork()
 
     def watch(self) -> StartWatch:
         """Return a watch of the process."""

@@ -136,7 +136,7 @@ class RemoteWorker(Channel):
         """Return True: the server waits for its processes."""
         return True
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Close the connection in a forked child; the parent has it still."""
         self._socket.close()
 
@@ -178,9 +178,9 @@ class EnvServers:
         self.answered_s = time.monotonic()
         """When a server last answered, on the monotonic clock."""
         self._running: list[tuple[str, weakref.ref[RemoteWorker]]] = []
-        self.forget()
+        self.reset_after_fork()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Make new locks: in a forked child the old ones may be held for ever."""
         self._turns = threading.Semaphore(_MAX_AT_ONCE)
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 from llm_envs.problems import as_flag, as_number
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 from llm_envs.rollout.workers.slow_calls import name_if_slow
 
 __all__ = [
@@ -355,9 +355,9 @@ class _Threads:
     """The idle threads; the last one returned is the first one taken."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset_after_fork()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over without the idle threads, which end. In a forked child none exist, and the lock may be held."""
         self._lock, self._free = threading.Lock(), list[_Thread]()
 
@@ -383,4 +383,4 @@ class _Threads:
 
 
 _threads = _Threads()
-forget_after_fork(_threads)
+register_for_forks(_threads)

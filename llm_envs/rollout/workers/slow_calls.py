@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from llm_envs.processes import forget_after_fork
+from llm_envs.processes import register_for_forks
 
 __all__ = ["name_if_slow"]
 
@@ -45,9 +45,9 @@ class _Watcher:
     """A daemon thread that looks at the running calls; it ends when there are none."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset_after_fork()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over: a forked child has neither the thread nor the calls."""
         self._lock, self._is_alive = threading.Lock(), False
         _running.clear()
@@ -82,4 +82,4 @@ def _warn(what: str, env: Any) -> None:
 
 
 _watcher = _Watcher()
-forget_after_fork(_watcher)
+register_for_forks(_watcher)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from llm_envs.processes import Shared, StartWatch, cpu_seconds, forget_after_fork
+from llm_envs.processes import Shared, StartWatch, cpu_seconds, register_for_forks
 from llm_envs.rollout.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processor times are read from /proc")
@@ -112,11 +112,11 @@ def test_what_a_fork_copies_is_told_to_start_anew():
     class Owner:
         n_forgotten = 0
 
-        def forget(self) -> None:
+        def reset_after_fork(self) -> None:
             self.n_forgotten += 1
 
     owner, shared = Owner(), Shared(lambda: [])
-    forget_after_fork(owner)
+    register_for_forks(owner)
     made = shared()
     with shared._lock:  # as another thread would at the moment of the fork
         pid = os.fork()

@@ -61,7 +61,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runners, "_found_blocking", set())
     monkeypatch.setattr(runners, "_steps", Counter())
     monkeypatch.setattr(runners, "_waits", Counter())
-    runners._threads.forget()
+    runners._threads.reset_after_fork()
     before = threads()
     yield
     # A play is over before its environment's last words: they are not the next test's.
