@@ -61,7 +61,6 @@ EXAMPLES = {
   llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo --max-steps 20 --algorithm dapo
   llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --out runs/both
   llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/pairs --algorithm pairwise
-  llm-envs train grpo --agent my_agent.py:ENV --model DIR --out runs/agent --max-steps 20
   llm-envs train grpo --config grpo.yaml --learning-rate 1e-6 --dry-run
 """,
     "ppo": """
