@@ -6,6 +6,6 @@ import pytest
 from answer_forms import reward_of, rows_of
 
 
-@pytest.mark.parametrize(("entry", "problem", "form", "answer", "paid"), rows_of(Path(__file__).parent))
-def test_an_answer_is_paid_as_its_row_says(entry, problem, form, answer, paid):
-    assert reward_of(entry, problem, form, answer) == pytest.approx(paid)
+@pytest.mark.parametrize(("entry", "problem", "form", "answer", "reward"), rows_of(Path(__file__).parent))
+def test_an_answer_earns_what_its_row_has(entry, problem, form, answer, reward):
+    assert reward_of(entry, problem, form, answer) == pytest.approx(reward)
