@@ -79,9 +79,9 @@ PRETRAINED = TINY | {
 """The settings for `--model`."""
 N_MEMBERS = 8
 """Episodes of a group."""
-ROW_TOKENS = 160
+ROW_TOKENS = 96
 """Tokens of an episode, about."""
-SAMPLED = 4.0
+SAMPLED = 5.0
 """How many learned rows take as long as one that is sampled first, about: an episode of GRPO or of a measurement."""
 
 
