@@ -200,10 +200,11 @@ def announce(model: PreTrainedModel, args: argparse.Namespace) -> None:
     sampled = args.grpo_steps * args.grpo_groups * N_MEMBERS + 3 * args.eval_episodes
     n_rows = args.sft_steps * args.sft_batch + SAMPLED * sampled
     minutes = max(1, round(min(seconds) / args.micro_batch * n_rows / 60))
+    plural = "s" if minutes > 1 else ""
     print(
-        f"Six phases, about {minutes} minutes on this machine: a model of {model.num_parameters():,} parameters is "
-        f"measured on\n{args.eval_episodes} test problems, warmed up on {args.traces} traces ({args.sft_steps} steps), "
-        f"measured, trained by GRPO ({args.grpo_steps} steps), measured;\na report is written.",
+        f"Six phases, about {minutes} minute{plural} on this machine: a model of {model.num_parameters():,} parameters "
+        f"is measured on\n{args.eval_episodes} test problems, warmed up on {args.traces} traces ({args.sft_steps} "
+        f"steps), measured, trained by GRPO ({args.grpo_steps} steps), measured;\na report is written.",
         flush=True,
     )
 
