@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -238,7 +238,7 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
         state: A new state from `create_training_state`, with the settings of the saved run.
 
     Raises:
-        StoreError: If the folder has no saved state, a file of it is damaged, or it does not fit.
+        StoreError: If the folder has no saved state or one of another version, or if a file is damaged or does not fit.
     """
     path = Path(folder)
     check_files(path)
@@ -246,6 +246,8 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
         values = json.loads(read_text(path / VALUES_FILE))
     except OSError as error:
         raise StoreError(f"{str(path)!r} has no saved training state: {error.strerror or error}.") from error
+    if unknown := sorted(values.keys() - {field.name for field in fields(state)}):
+        raise StoreError(f"{str(path)!r} is of another version: {', '.join(unknown)}. Begin anew with its model.")
     for name, part, file in (
         ("scheduler", state.scheduler, f"{SCHEDULER_NAME}.bin"),
         ("reference", state.reference, f"{MODEL_NAME}_1.bin"),

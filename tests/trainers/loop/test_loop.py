@@ -755,6 +755,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tiny_folder, tmp_path):
     with pytest.raises(StoreError, match="nothing"):
         load_training_state(tmp_path / "nothing", state)
     assert load_training_state(newest, state).best == (0.5, 1)
+    values = json.loads((newest / "state.json").read_text())
+    (newest / "state.json").write_text(json.dumps(values | {"statistics": {}}))
+    with pytest.raises(StoreError, match="another version: statistics"):
+        load_training_state(newest, state)
 
 
 class Intruder:
