@@ -247,7 +247,7 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
     except OSError as error:
         raise StoreError(f"{str(path)!r} has no saved training state: {error.strerror or error}.") from error
     if unknown := sorted(values.keys() - {field.name for field in fields(state)}):
-        raise StoreError(f"{str(path)!r} is of another version: {', '.join(unknown)}. Begin anew with its model.")
+        raise StoreError(f"{str(path)!r} is of another version: {', '.join(unknown)}. Start from its model.")
     for name, part, file in (
         ("scheduler", state.scheduler, f"{SCHEDULER_NAME}.bin"),
         ("reference", state.reference, f"{MODEL_NAME}_1.bin"),
