@@ -77,7 +77,7 @@ CONCEPTS = {
 ALIASES = {"--out": "--output-dir", "--model": "--model-name-or-path", "--group-size": "--num-generations"}
 """Our name -> TRL's for the same field. Only the trainings take both."""
 
-OF_ROOMS = {"--agent", "--ray", "--ray-actors", "--ray-gpus", "--ray-labels"}
+OF_ROOMS = {"--agent", "--ray-actors", "--ray-gpus", "--ray-labels"}
 """Options of rooms outside the core, absent where these rooms are."""
 
 OTHER = {"-h", "--debug"}
