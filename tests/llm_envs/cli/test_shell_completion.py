@@ -56,9 +56,14 @@ def asked(line: str, cwd: Path, cache: str) -> list[str]:
         ("llm-envs eval llm/GuessNumber-v0 --difficulty easy,", ["easy,medium", "easy,hard"]),
         ("llm-envs report a.tx", ["a.txt"]),
         ("llm-envs train gr", ["grpo"]),
-        ("llm-envs train grpo --num_gen", ["--num-generations", "--num-generations-eval"]),
-        ("llm-envs train grpo --env llm/Word", ["llm/WordProblems-v0", "llm/Wordle-v0"]),
-        ("llm-envs train grpo --dtype b", ["bfloat16"]),
+        *(
+            pytest.param(line, expected, marks=pytest.mark.trainings)
+            for line, expected in (
+                ("llm-envs train grpo --num_gen", ["--num-generations", "--num-generations-eval"]),
+                ("llm-envs train grpo --env llm/Word", ["llm/WordProblems-v0", "llm/Wordle-v0"]),
+                ("llm-envs train grpo --dtype b", ["bfloat16"]),
+            )
+        ),
     ],
 )
 def test_a_line_goes_on(line: str, expected: list[str], tmp_path: Path, cache: str) -> None:

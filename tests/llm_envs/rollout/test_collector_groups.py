@@ -521,7 +521,7 @@ def test_a_stream_with_a_filter_gives_the_same_groups_as_collect():
 # Random schedules
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     way=st.sampled_from(["collect", "stream", "over"]),

@@ -180,7 +180,7 @@ def exact_value(env: Any, seed: int, before: list[str], actions: tuple[str, ...]
 GAMES = [
     (MAZE, "starter", MOVES, 6),
     pytest.param("llm/Blackjack-v0", "easy", ("hit", "stick"), 8, marks=pytest.mark.levels),
-    ("llm/CliffWalking-v0", "easy", MOVES, 6),
+    pytest.param("llm/CliffWalking-v0", "easy", MOVES, 6, marks=pytest.mark.levels),
     ("llm/GuessNumber-v0", "easy", tuple(map(str, range(1, 11))), 3),
     ("llm/Sokoban-v0", "easy", MOVES, 6),
 ]
