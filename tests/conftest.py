@@ -184,6 +184,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(mark) is not None:  # the keywords have the names of folders too
                 item.add_marker(skip)
+    if os.environ.get("LLM_ENVS_REQUIRE_DOORS") != "1":
+        for item in items:
+            for module in (mark.args[0] for mark in item.iter_markers("doors")):
+                if (
+                    importlib.util.find_spec(module.partition(".")[0]) is None
+                    or importlib.util.find_spec(module) is None
+                ):
+                    item.add_marker(
+                        pytest.mark.skip(reason=f"{module} is not installed here; `make test-bridges` has it")
+                    )
 
 
 @pytest.fixture(autouse=True)

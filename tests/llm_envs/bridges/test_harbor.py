@@ -10,7 +10,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from doors import require
 
 from llm_envs.bridges.harbor import export_harbor
 from llm_envs.errors import BridgeError, InvalidConfigError
@@ -112,8 +111,7 @@ def test_another_version_of_the_environment_scores_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.smoke
-@pytest.mark.doors
-@require("harbor")
+@pytest.mark.doors("harbor")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "a package to be repaired"])  # needs a sandbox
 def test_harbor_loads_the_task(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import typing

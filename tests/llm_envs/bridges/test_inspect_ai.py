@@ -6,7 +6,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from doors import require
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation import evaluate
@@ -14,7 +13,7 @@ from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import Message
 
-pytestmark = [pytest.mark.doors, require("inspect_ai")]
+pytestmark = pytest.mark.doors("inspect_ai")
 
 
 def run(task: Any, model: Any, tmp_path: Path, **settings: Any) -> Any:

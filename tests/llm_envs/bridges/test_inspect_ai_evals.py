@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import require
 
 from llm_envs.policies import TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import Message
 
-pytestmark = [pytest.mark.doors, require("inspect_evals")]
+pytestmark = pytest.mark.doors("inspect_evals")
 
 QUESTIONS = {"What is 1 + 3?": 4, "What is 9 - 5?": 4, "What is 2 * 2?": 4, "What is 2 + 3?": 5}
 SECURITY = {"Which port does HTTPS use?": "B", "Which letter comes first?": "A", "Which port does SSH use?": "C"}

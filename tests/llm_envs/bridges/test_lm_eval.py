@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import require
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
-pytestmark = [pytest.mark.doors, require("lm_eval")]
+pytestmark = pytest.mark.doors("lm_eval")
 
 DATA = """
 task: {name}

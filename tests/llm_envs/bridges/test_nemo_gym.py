@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from doors import require
 
 from llm_envs.bridges.nemo_gym import write_nemo_gym_server
 from llm_envs.errors import InvalidConfigError
@@ -49,8 +48,7 @@ def response(text: str | None = None, calls: tuple[tuple[str, str, dict[str, Any
     return {**frame, "tool_choice": "auto", "tools": [], "output": output}
 
 
-@pytest.mark.doors
-@require("nemo_gym")
+@pytest.mark.doors("nemo_gym")
 class TestServer:
     def client(self, tmp_path: Path, env_id: str, **kwargs: Any) -> tuple[Any, Any, list[dict[str, Any]]]:
         from unittest.mock import MagicMock

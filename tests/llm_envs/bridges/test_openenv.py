@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from doors import require
 from served import served
 
 from llm_envs.bridges import openenv as bridge
@@ -17,7 +16,7 @@ from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector
 
-pytestmark = [pytest.mark.doors, require("openenv")]
+pytestmark = pytest.mark.doors("openenv")
 
 
 def test_texts_of_observations() -> None:

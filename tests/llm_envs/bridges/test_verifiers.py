@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from doors import require
 
 from llm_envs.bridges.verifiers import verifiers_env
 from llm_envs.errors import InvalidConfigError
@@ -12,7 +11,7 @@ from llm_envs.rollout import Collector, RolloutLimits
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import SamplingParams
 
-pytestmark = [pytest.mark.doors, require("verifiers.legacy")]
+pytestmark = pytest.mark.doors("verifiers.legacy")
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from doors import require
 
 from llm_envs.checker import Settings
 from llm_envs.checker.certification import certify
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.types import SamplingParams
 
-pytestmark = [pytest.mark.doors, require("verifiers.v1.acp")]
+pytestmark = pytest.mark.doors("verifiers.v1.acp")
 
 MODULES = {
     "vf_sums": """

@@ -9,12 +9,11 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from doors import require
 from served import served
 
 from llm_envs.sources.source import SeedSource
 
-pytestmark = [pytest.mark.doors, require("verifiers.v1")]
+pytestmark = pytest.mark.doors("verifiers.v1")
 
 MODULE = """
 from llm_envs.bridges.verifiers_taskset import EpisodeEnv, EpisodeTaskset
