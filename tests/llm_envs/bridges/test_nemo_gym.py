@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def response(text: str | None = None, calls: tuple[tuple[str, str, dict[str, Any
 
 @pytest.mark.doors("nemo_gym")
 class TestServer:
+    @pytest.fixture(autouse=True)
+    def _own_sys_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Keep the order of `sys.path`: NeMo Gym, when it is imported, moves its own folder behind all others."""
+        monkeypatch.setattr(sys, "path", list(sys.path))
+
     def client(self, tmp_path: Path, env_id: str, **kwargs: Any) -> tuple[Any, Any, list[dict[str, Any]]]:
         from unittest.mock import MagicMock
 
