@@ -290,11 +290,18 @@ def test_a_taskset_is_certified() -> None:
     """The checks that take seconds; a lone surrogate in a reply once ended the episode with an exception."""
     from llm_envs.bridges.verifiers_env import VerifiersEnv
 
+    shown = ""
+
     def oracle(env: Any, observation: str) -> str:
-        return str(int(observation.split()[2]) + 1)
+        nonlocal shown
+        if observation.startswith("What is "):  # else the result of a call in a damaged reply
+            shown = observation
+        return str(int(shown.split()[2]) + 1)
 
     checks = ("interface", "determinism", "seeds", "rewards", "oracle", "isolation", "crashes")
-    certificate = certify(VerifiersEnv, Settings(oracle=oracle, success_at=2.0), checks=checks, config="vf_sums")
+    settings = Settings(oracle=oracle, success_at=2.0, max_turns=4)
+    config = {"taskset": {"id": "vf_sums"}, "agent": {"max_turns": 4}}
+    certificate = certify(VerifiersEnv, settings, checks=checks, config=config)
     assert certificate.failed == (), certificate.findings
     statuses = {finding.clause: finding.status for finding in certificate.findings}
     assert (
