@@ -31,7 +31,7 @@ class ToolEnv(TextEnv):
     2. It calls tools: they run, in parallel where possible (`llm_envs.tools.executor`). Their results, in the order of
        the calls, are the observation. An answer in the same reply is ignored, because it was written before the results
        were known. Calling an unknown tool, or with wrong arguments, is malformed; a call that fails, times out or
-       exceeds its budget is not. Calls that cannot be read beside others are malformed too.
+       exceeds its budget is not. If some calls cannot be read, the others run, and the reply is malformed.
     3. It answers: the answer is judged and the episode terminates. If the answer has the wrong form, the reply is
        malformed and the episode continues.
     4. Neither: an error observation, malformed.

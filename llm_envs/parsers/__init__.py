@@ -5,8 +5,8 @@ parser for each format, and for the ambiguous forms, which are never guessed: Re
 `\boxed{}`, the last number. `create_response_parser` uses transformers.
 
 All parsers are strict: if anything in a reply is broken, they list the problems and return neither tool calls nor an
-answer, so a broken form never earns a reward (`format_reward` gives 0). There are two exceptions. Sound calls beside
-broken ones are kept. Departures that models are known for, and that leave no doubt about the call, are read and counted
+answer, so a broken form never earns a reward (`format_reward` gives 0). There are two exceptions. If some calls are
+broken, the sound ones are kept. Departures that models are known for, and that leave no doubt about the call, are read and counted
 as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
 
 | form | result |
@@ -20,7 +20,7 @@ as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
 | text before, between or after calls in tags | content |
 | text after calls that have no closing tag (Mistral, Llama 3) | a problem |
 | markers of two formats in one reply | a problem |
-| a call without its closing tag, cut short, or with other text in its tags | a problem; beside a sound call, a quirk |
+| a call without its closing tag, cut short, or with other text in its tags | a problem; if another call is sound, a quirk |
 | a closing tag without its opening one, which includes tags that cross | a problem |
 | a call that is not a JSON object, has no name, or arguments that are not an object | a problem |
 | a list or several objects where one is expected; arguments as a JSON text, null or "" | a quirk |
@@ -49,7 +49,7 @@ The formats that `parse_reply` recognizes, by their names in `PARSERS`:
 | llama3_python | `<|python_tag|>f.call(a="1")` |
 | pythonic | the whole reply is `[f(a=1), g(b='x')]`, or is between `<|python_start|>` and `<|python_end|>` |
 | mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` or `[TOOL_CALLS]f[ARGS]{"a": 1}`; `[THINK]` |
-| deepseek | `<｜tool▁calls▁begin｜>...`, of V3, R1 and V3.1, and the `<｜DSML｜function_calls>` of V3.2, `tool_calls` of V4 |
+| deepseek | `<｜tool▁calls▁begin｜>...`, of V3 to V3.1; `<｜DSML｜function_calls>` of V3.2, `tool_calls` of V4 |
 | harmony | GPT-OSS: `<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>`, analysis, final |
 | muse | Muse Glimmer: ` to=f<|message|><atem:function_calls>...`, `to=self`, `to=user` |
 | cohere | `<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>`; `<|START_THINKING|>` |
@@ -59,10 +59,10 @@ The formats that `parse_reply` recognizes, by their names in `PARSERS`:
 | kimi_k2 | `<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}...` |
 | kimi_k3 | `<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>...`, think, response |
 | minimax_m2 | `<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>` |
-| hunyuan | `<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>`; version 3: `f<tool_sep>` and keys as GLM |
+| hunyuan | `<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>`; version 3: `f<tool_sep>`, keys as GLM |
 | olmo3 | `<function_calls>f(a=1)</function_calls>`, a call a line |
 | granite | `<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]` (3; version 4 is hermes) |
-| phi4 | the whole reply is `functools[{"name": "f", "arguments": {"a": 1}}]` |
+| phi4 | the reply is `functools[{"name": "f", "arguments": {"a": 1}}]` |
 | nemotron | `<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>` (Nano 2) |
 | apertus | `<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>` |
 | longcat | `<longcat_tool_call>{"name": "f", "arguments": {"a": 1}}</longcat_tool_call>`; `<longcat_think>` |

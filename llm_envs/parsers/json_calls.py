@@ -339,9 +339,9 @@ def read_mistral(text: str, position: int) -> tuple[Calls, int]:
 
 
 def read_kimi(text: str, position: int, closing: str) -> tuple[Calls, int]:
-    """Read Kimi K2's `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, once or more.
+    """Read Kimi K2's `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, and more.
 
-    What stands before the arguments is the call's id.
+    The text before the arguments is the call's id.
     """
     calls: Calls = []
     while (head := _KIMI_HEAD.match(text, position)) is not None:

@@ -43,10 +43,10 @@ QUIRKS: Mapping[str, str] = MappingProxyType(
         "doubled_header": "a header of a message that is repeated (GPT-OSS): the last counts",
         "call_in_analysis": "a call in the channel for thinking (GPT-OSS): read",
         "call_in_thinking": "a complete call inside thinking: not run, unless the parser accepts it",
-        DROPPED_CALL: "a broken call beside sound ones: not run, and the reply is malformed",
+        DROPPED_CALL: "a broken call, if the reply has a sound one too: not run, and the reply is malformed",
     }
 )
-"""What a parser tolerates, by kind, and what becomes of it. The metrics `env/quirks/<kind>` count them."""
+"""Departures that a parser tolerates, by kind, and how it reads them. `env/quirks/<kind>` counts them."""
 
 
 class ParsedReply(NamedTuple):

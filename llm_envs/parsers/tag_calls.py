@@ -1,9 +1,9 @@
 """Calls written in tags: Qwen3-Coder and Qwen3.5, Seed-OSS, MiniMax M2, GLM, Hunyuan 3, Muse's ATEM, Kimi K3.
 
-Tags contain strings without quotes, so `1` and `"1"` look the same: every value that JSON or Python can read is decoded,
-except strings. `TagArguments` keeps the text as well, for a tool whose parameter is a string. A value ends at the first
-closing tag that the next parameter or the end of the function follows; if it began with a line break, at the first such
-tag on its own line. So code that quotes a closing tag is read.
+Tags contain strings without quotes, so `1` and `"1"` look the same: every value that JSON or Python can read is
+decoded, except strings. `TagArguments` keeps the text as well, for a tool whose parameter is a string. A value ends at
+the first closing tag before the next parameter or the end of the function; if it began with a line break, at the first
+such tag on its own line. So code that quotes a closing tag is read.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TagArguments(dict[str, Any]):
 
         Args:
             key: Its name.
-            text: What the model wrote.
-            is_text: Whether the format says that the value is a string.
+            text: The text of the value.
+            is_text: Whether the format marks the value as a string.
 
         Raises:
             BrokenCallError: If the argument is there already, or is nested too deeply.

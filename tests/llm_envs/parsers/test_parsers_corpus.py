@@ -2,9 +2,10 @@
 
 A file of `corpus/` is named after the parser that reads it ("answers" after none: `parse_reply` alone). A case is a
 line `=== what it shows`, the reply, and a line `--- {...}` with what is expected: thinking, content, calls as [name,
-arguments, id], answer, quirks; or `problem`, a part of the problem that must be named, and then there must be neither calls nor
-an answer. What is left out is None or empty. Every case of a family's format is also read by `parse_reply`, which must
-find out the format itself: it gives the same, unless the case says `only` (the named parser alone) or `auto_only`.
+arguments, id], answer, quirks; or `problem`, a part of the problem that must be named, and then there must be neither
+calls nor an answer. What is left out is None or empty. Every case of a family's format is also read by `parse_reply`,
+which must find out the format itself: it gives the same, unless the case says `only` (the named parser alone) or
+`auto_only`.
 """
 
 from __future__ import annotations

@@ -56,12 +56,13 @@ MARKERS = (
     "<|message|> <|constrain|> <|end|> <|call|> <|return|> analysis final commentary to=functions.f to=self <|eom|> "
     "<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_RESPONSE|> <|END_RESPONSE|> "
     '<|tool_call_start|> <|tool_call_end|> <|tool_call> <tool_call|> call:f{ <|"|> <|channel>thought <channel|> '
-    "<atem:function_calls> </atem:function_calls> </invoke> <|tool_calls_section_begin|> <|tool_calls_section_end|> "
-    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{} <minimax:tool_call> </minimax:tool_call> "
-    "<tool_calls> </tool_calls> <seed:tool_call> </seed:tool_call> <seed:think> </seed:think> <function_calls> </function_calls> "
-    "f() <|tool_call|> functools[ <TOOLCALL> </TOOLCALL> <|tools_prefix|> <|tools_suffix|> <longcat_tool_call> "
-    "</function> <|action_start|> <|action_end|> <|plugin|> <|function_call|> <start_function_call> <end_function_call> "
-    "<escape> <|open|>tools<|sep|> <|close|>tools<|sep|> <|open|>think<|sep|> <|close|>think<|sep|> <tool_sep> </param> "
+    "<atem:function_calls> </atem:function_calls> </invoke> <|tool_calls_section_begin|> "
+    "<|tool_calls_section_end|> <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{} "
+    "<minimax:tool_call> </minimax:tool_call> <tool_calls> </tool_calls> <seed:tool_call> </seed:tool_call> "
+    "<seed:think> </seed:think> <function_calls> </function_calls> f() <|tool_call|> functools[ <TOOLCALL> "
+    "</TOOLCALL> <|tools_prefix|> <|tools_suffix|> <longcat_tool_call> </function> <|action_start|> "
+    "<|action_end|> <|plugin|> <|function_call|> <start_function_call> <end_function_call> <escape> "
+    "<|open|>tools<|sep|> <|close|>tools<|sep|> <|open|>think<|sep|> <|close|>think<|sep|> <tool_sep> </param> "
     "<plan> </plan> \\boxed{ \\fbox{ ``` ~~~ [f( a= f <|im_end|>"
 ).split(" ")
 PIECES = [
