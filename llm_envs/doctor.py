@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.chat.template import structured_reply
 from llm_envs.chat.tokenization import common_length
+from llm_envs.errors import ModelError
 from llm_envs.parsers import detect_format, parse_reply
 from llm_envs.registration import task_spec
 from llm_envs.rollout.token_transcript import TokenTranscript
@@ -115,7 +117,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
         roles=roles,
         tools=traits.tools,
         thinking=_thinking(codec),
-        call_format=detect_format(call_text) if traits.tool_calls else None,
+        call_format=detect_format(call_text) if traits.tool_calls or call_text != CALL else None,
         call_text=call_text,
         stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
         cases=fork_cases(codec),
@@ -268,6 +270,29 @@ def _problems(codec: ChatCodec, call_text: str, vocabulary_size: int | None) -> 
     return problems
 
 
+_DENIAL = re.compile(r"[^.\n]*\b(?:no|not|without)\b[^.\n]{0,40}\b(?:functions?|tools?)\b[^.\n]*", re.IGNORECASE)
+
+
+def _contradictions(codec: ChatCodec) -> list[str]:
+    """Return what a template adds to prompts with tools that confuses or costs: denials, and repetitions."""
+    start = [Message("system", "qzSYSTEMzq"), _ASK]
+    prompt = codec.template.render(start, [TOOL])
+    notes = []
+    if not codec.template.traits.tools and (denial := _DENIAL.search(prompt.partition("You may call tools")[0])):
+        notes.append(
+            f"the template writes {denial.group().strip()!r} into prompts whose tools are in the system prompt."
+        )
+    try:
+        later = codec.template.render([*start, Message("assistant", "A drink."), _ASK], [TOOL])
+    except ModelError:
+        return notes
+    name = TOOL["function"]["name"]
+    for what, text in (("the system prompt", "qzSYSTEMzq"), ("the tools", f'"{name}"')):
+        if later.count(text) > prompt.count(text):
+            notes.append(f'the template repeats {what} in each turn: rows fork with history="template", and grow.')
+    return notes
+
+
 def _notes(codec: ChatCodec) -> list[str]:
     notes = []
     traits = codec.template.traits
@@ -283,7 +308,11 @@ def _notes(codec: ChatCodec) -> list[str]:
             "thinking=False (--no-thinking) puts it into the prompt."
         )
     if traits.tools and not traits.tool_calls:
-        notes.append("tools are shown to the model, but the template has no form for a call: it writes its own.")
+        reason = f" ({codec.template.refusal})" if codec.template.refusal else ""
+        notes.append(
+            f"tools are shown to the model, but the template has no form for a call{reason}: it writes its own."
+        )
+    notes += _contradictions(codec)
     if not codec.closes_turns:
         notes.append("no end-of-turn token: the next role's token is a turn's last.")
     if not codec.shapes.of(_NEXT["user"], True).specials:

@@ -19,16 +19,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm_envs.chat.context import render_reply
 from llm_envs.chat.template import ChatTemplate, Schema, structured_reply
-from llm_envs.chat.tokenization import WORD, Masked
+from llm_envs.chat.tokenization import WORD, Masked, common_length
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
-from llm_envs.parsers import FORMATTERS, ParsedReply, detect_format, format_tool_call, parse_reply
+from llm_envs.parsers import FORMATTERS, OWN_TOKENS, ParsedReply, detect_format, format_tool_call, parse_reply
 from llm_envs.types import IdArray, Message
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ class ChatCodec:
         """Id of the token with which the model closes a turn with tool calls; often the same."""
         self.end_of_turn_text = str(tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False))
         eos_id = tokenizer.eos_token_id
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends + ([] if eos_id is None else [eos_id])))
-        """Ids that end the sampling of a turn, the end-of-turn token first."""
+        ends += ([] if eos_id is None else [eos_id]) + generation_ends(tokenizer)
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        """Ids that end the sampling of a turn, the end-of-turn token first; those of `generation_config.json` too."""
         self._closing_ids = after_answer.closing_ids
         self.n_neutralised = 0
         """Number of environment texts so far that contained special tokens and were encoded as plain text instead."""
@@ -360,7 +362,12 @@ class ChatCodec:
 
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return the text that the model itself would write after the generation prompt to express `text`."""
-        if parsed.tool_calls and not parsed.problems and self.template.traits.tool_calls:
+        traits = self.template.traits
+        if parsed.tool_calls and not parsed.problems and traits.tools and not traits.tool_calls:
+            added = self.tokenizer.get_added_vocab()
+            for own_format in (name for name, token in OWN_TOKENS.items() if token in added):
+                return parsed.content + FORMATTERS[own_format](parsed.tool_calls)
+        if parsed.tool_calls and not parsed.problems and traits.tool_calls:
             # Some templates have no place for text or thinking beside a call; keep the call.
             for form in (structured_reply(parsed, text), Message("assistant", parsed.content, parsed.tool_calls)):
                 words = self._rendered_reply(form)
@@ -414,24 +421,50 @@ class ChatCodec:
             rendered = self.template.render([ASK, reply], generation_prompt=False)
         except ModelError:
             return None
-        # The text after an open thinking tag varies between turns, and some templates leave out the tag.
-        before, tag, space = self._answer_prompt.rpartition("<think>")
-        opened = self.template.opens_thinking
-        if not opened and rendered.startswith(self._answer_prompt):
-            words = rendered[len(self._answer_prompt) :]
-        elif opened and rendered.startswith(before + tag):
-            words = rendered[len(before + tag) :].removeprefix(space)
-        elif opened and rendered.startswith(before):
-            words = f"\n</think>\n\n{rendered[len(before) :]}"
-        else:
-            return None
-        if not self.closes_turns:
+        words = self._after_prompt(rendered)
+        if words is None or not self.closes_turns:
             return words
         if not reply.tool_calls:
             return words.removesuffix(self.shapes.answer_end) if words.endswith(self.shapes.answer_end) else None
         pieces = self._text.pieces(words)
         closers = [i for i, piece in enumerate(pieces) if piece in self._text.marked_special]
         return "".join(pieces[: closers[-1]]) if closers else None
+
+    def _after_prompt(self, rendered: str) -> str | None:
+        """Return a rendered turn without the generation prompt; None if it does not follow the prompt."""
+        # The text after an open thinking tag varies between turns, and some templates leave out the tag.
+        before, tag, space = self._answer_prompt.rpartition("<think>")
+        opened = self.template.opens_thinking
+        if not opened and rendered.startswith(self._answer_prompt):
+            return rendered[len(self._answer_prompt) :]
+        if opened and rendered.startswith(before + tag):
+            return rendered[len(before + tag) :].removeprefix(space)
+        if opened and rendered.startswith(before):
+            words = rendered[len(before) :]
+            return words if words.startswith("</think>") else f"\n</think>\n\n{words}"
+        # The prompt ends with an empty block of thinking, which the turn writes otherwise (DeepSeek V3.2, Gemma 4).
+        prompt, turn = self._text.pieces(self._answer_prompt), self._text.pieces(rendered)
+        n_common = common_length(prompt, turn)
+        block = self.parser("".join(prompt[n_common:]))  # no problem, but no words either
+        if block.problems or block.content or block.thinking != "":
+            return None
+        return "".join(turn[n_common:]).removeprefix("</think>")
+
+
+def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids at which the model's `generation_config.json` ends generation; nothing is downloaded for it.
+
+    OLMo 3 lists its `<|im_end|>` there, and not in its tokenizer.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
+        listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):  # no such file; the name is no model's
+        return []
+    ids = listed if isinstance(listed, list) else [listed]
+    return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]
 
 
 def _contains_in_order(words: str, parts: Sequence[str]) -> bool:

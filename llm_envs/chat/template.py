@@ -11,11 +11,13 @@ same way for every model:
 | refuses two user messages in a row | they are joined with a line break |
 | takes contents as lists of blocks | contents become lists of blocks |
 | takes a call's arguments as JSON text | arguments become JSON text |
+| refuses a call without an id (Mistral) | calls and their results get ids of nine letters and digits |
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,7 +44,9 @@ _TOOL: Schema = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     },
 }
-_CALL = ToolCall(_NAME, {"x": _WORD}, "qz0000000")  # Mistral requires ids of nine characters
+_CALL = ToolCall(_NAME, {"x": _WORD}, "qz0000000")
+_CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""The ids that Mistral's templates accept."""
 _TOOL_PROMPT = """\
 You may call tools. Their signatures, as JSON Schemas, one a line:
 <tools>
@@ -73,6 +77,8 @@ class TemplateTraits:
     """Contents are lists of blocks."""
     arguments_as_text: bool = False
     """A call's arguments are JSON text."""
+    call_ids: bool = False
+    """Every call needs an id."""
 
 
 class ChatTemplate:
@@ -98,6 +104,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.template = template
         self.kwargs: dict[str, Any] = dict(kwargs or {})
+        self.refusal = ""
+        """The template's reason for refusing a call, if it does; then `traits.tool_calls` is False."""
         self.traits = TemplateTraits()
         self.traits = self._probe()
 
@@ -193,6 +201,8 @@ class ChatTemplate:
             given = [replace(m, role="user") if m.role == "system" else m for m in given]
         if not traits.tool_calls:
             given = [replace(m, tool_calls=()) if m.tool_calls else m for m in given]
+        if traits.call_ids:
+            given = _with_ids(given)
         if not traits.user_again:
             given = _joined(given)
         return given, tools
@@ -214,15 +224,18 @@ class ChatTemplate:
             system=self._shows(traits, [Message("system", _WORD), ask]),
             tools=self._shows(traits, [ask], tools=[_TOOL], word=_NAME),
         )
-        called = Message("assistant", "", (_CALL,))
-        if not self._shows(traits, [ask, called]):
-            as_text = replace(traits, arguments_as_text=True)
-            works = self._shows(as_text, [ask, called])
-            traits = as_text if works else replace(traits, tool_calls=False)
+        called = [ask, Message("assistant", "", (replace(_CALL, id=None),))]
+        with_ids = replace(traits, call_ids=True)
+        ways = (traits, with_ids, *(replace(way, arguments_as_text=True) for way in (traits, with_ids)))
+        self.refusal = ""
+        traits = next((way for way in ways if self._shows(way, called)), replace(traits, tool_calls=False))
+        refusal = "" if traits.tool_calls else self.refusal
         heard = Message("tool", _WORD, tool_call_id=_CALL.id, metadata={"name": _NAME})
         other_call = replace(_CALL, arguments={"x": "y"})
         answered = [ask, Message("assistant", "", (other_call,) if traits.tool_calls else ()), heard]
-        return replace(traits, tool_role=self._shows(traits, answered))
+        traits = replace(traits, tool_role=self._shows(traits, answered))
+        self.refusal = refusal
+        return traits
 
     def _shows(
         self, traits: TemplateTraits, messages: list[Message], tools: Sequence[Schema] = (), word: str = _WORD
@@ -233,6 +246,7 @@ class ChatTemplate:
         except ModelError as error:
             if "not valid Jinja" in str(error):
                 raise
+            self.refusal = self.refusal or str(error)
             return False
 
 
@@ -247,6 +261,25 @@ def structured_reply(parsed: ParsedReply, fallback: str) -> Message:
         return Message("assistant", fallback)
     thinking = {} if parsed.thinking is None else {"reasoning_content": parsed.thinking, "thinking": parsed.thinking}
     return Message("assistant", parsed.content, parsed.tool_calls, metadata=thinking)
+
+
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose calls have ids of nine letters and digits, and whose results refer to them."""
+    given: list[Message] = []
+    pending: dict[str | None, list[str]] = {}
+    for message in messages:
+        if message.tool_calls:
+            pending, calls = {}, []
+            for index, call in enumerate(message.tool_calls):
+                is_valid = call.id is not None and _CALL_ID.fullmatch(call.id) is not None
+                calls.append(replace(call, id=call.id if is_valid else f"call{index:05d}"))
+                pending.setdefault(call.id, []).append(str(calls[-1].id))
+            message = replace(message, tool_calls=tuple(calls))
+        elif message.role == "tool":
+            ids = pending.get(message.tool_call_id) or next((left for left in pending.values() if left), [])
+            message = replace(message, tool_call_id=ids.pop(0) if ids else "call00000")
+        given.append(message)
+    return given
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

@@ -6,21 +6,21 @@ parser for each format, and for the ambiguous forms, which are never guessed: Re
 
 All parsers are strict: if anything in a reply is broken, they list the problems and return neither tool calls nor an
 answer, so a broken form never earns a reward (`format_reward` gives 0). There are two exceptions. If some calls are
-broken, the sound ones are kept. Departures that models are known for, and that leave no doubt about the call, are read and counted
-as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
+broken, the sound ones are kept. Departures that models are known for, and that leave no doubt about the call, are read
+and counted as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
 
 | form | result |
 |---|---|
 | `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
 | `...</think>` before any `<think>` | thinking whose opening tag is in the prompt |
 | `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
-| a complete call inside thinking | thinking, a quirk; a problem if the reply has nothing else; `create_reply_parser` |
+| a complete call inside thinking | thinking, a quirk; a problem if the reply has nothing else |
 | an answer inside thinking | thinking; it does not count as an answer |
 | a call in the format's form; several are several calls, in order | calls, taken out of the content |
 | text before, between or after calls in tags | content |
 | text after calls that have no closing tag (Mistral, Llama 3) | a problem |
 | markers of two formats in one reply | a problem |
-| a call without its closing tag, cut short, or with other text in its tags | a problem; if another call is sound, a quirk |
+| a call without its closing tag, cut short, or with other text in its tags | a problem; a quirk if others are sound |
 | a closing tag without its opening one, which includes tags that cross | a problem |
 | a call that is not a JSON object, has no name, or arguments that are not an object | a problem |
 | a list or several objects where one is expected; arguments as a JSON text, null or "" | a quirk |
@@ -83,7 +83,7 @@ from types import MappingProxyType
 
 from llm_envs.parsers.answers import create_answer_parser, extract_boxed, last_number, parse_boxed
 from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
-from llm_envs.parsers.formats import FAMILIES, FORMATTERS, create_reply_parser, detect_format, parse_reply
+from llm_envs.parsers.formats import FAMILIES, FORMATTERS, OWN_TOKENS, create_reply_parser, detect_format, parse_reply
 from llm_envs.parsers.natural import is_doubtful, natural_answers, plain_answer, stated_answers, without_unit
 from llm_envs.parsers.react import create_react_parser
 from llm_envs.parsers.reply import (
@@ -102,6 +102,7 @@ from llm_envs.parsers.xml_tags import create_xml_parser, xml_fields
 __all__ = [
     "DROPPED_CALL",
     "FORMATTERS",
+    "OWN_TOKENS",
     "PARSERS",
     "QUIRKS",
     "Fenced",

@@ -52,7 +52,7 @@ from llm_envs.parsers.tagged import (
 )
 from llm_envs.types import ToolCall
 
-__all__ = ["FAMILIES", "FORMATTERS", "create_reply_parser", "detect_format", "parse_reply"]
+__all__ = ["FAMILIES", "FORMATTERS", "OWN_TOKENS", "create_reply_parser", "detect_format", "parse_reply"]
 
 
 def _block(name: str, opening: str, closing: str, read: Callable[..., tuple[Calls, int]], **options: Any) -> Block:
@@ -85,6 +85,7 @@ _COHERE = _block(
     "cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_json_list, name_key="tool_name", id_key="tool_call_id"
 )
 _MINICPM = '<function name="'
+_read_minicpm = partial(read_function, style=MINICPM, back=len(_MINICPM))
 
 _MISTRAL_THINK = Thinking("[THINK]", "[/THINK]", "mistral")
 _COHERE_THINK = Thinking("<|START_THINKING|>", "<|END_THINKING|>", "cohere")
@@ -99,63 +100,84 @@ _WHOLE_JSON = Whole("llama3_json", re.compile(r"\{"), read_whole_json)
 _WHOLE_LIST = Whole("pythonic", re.compile(r"\[\s*[A-Za-z_]"), read_whole_list)
 _WHOLE_PHI = Whole("phi4", re.compile(r"functools\["), read_whole_phi)
 
-_GRAMMARS = {
-    **{block.format: ReplyGrammar([block]) for block in _TOOL_CALL},
-    "llama3_json": ReplyGrammar([_PYTHON_TAG_JSON], whole=(_WHOLE_JSON,)),
-    "llama3_python": ReplyGrammar([_PYTHON_TAG]),
-    "pythonic": ReplyGrammar([_PYTHON_START], whole=(_WHOLE_LIST,)),
-    "mistral": ReplyGrammar([Block("mistral", "[TOOL_CALLS]", None, read_mistral)], thinking=(_MISTRAL_THINK, THINK)),
-    "deepseek": ReplyGrammar(
-        [
+_ELEMENTS: dict[str, dict[str, Any]] = {
+    **{block.format: {"blocks": [block]} for block in _TOOL_CALL},
+    "llama3_json": {"blocks": [_PYTHON_TAG_JSON], "whole": (_WHOLE_JSON,)},
+    "llama3_python": {"blocks": [_PYTHON_TAG]},
+    "pythonic": {"blocks": [_PYTHON_START], "whole": (_WHOLE_LIST,)},
+    "mistral": {"blocks": [Block("mistral", "[TOOL_CALLS]", None, read_mistral)], "thinking": (_MISTRAL_THINK, THINK)},
+    "deepseek": {
+        "blocks": [
             Block("deepseek", *deepseek.TAGS, deepseek.read_deepseek),
             *(_tags("deepseek", *tags, deepseek.DSML) for tags in deepseek.DSML_TAGS),
         ]
-    ),
-    "cohere": ReplyGrammar([_COHERE], thinking=(_COHERE_THINK,), wrappers=_COHERE_RESPONSE),
-    "lfm2": ReplyGrammar([_block("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_closed_list)]),
-    "gemma4": ReplyGrammar(
-        [_block("gemma4", "<|tool_call>", "<tool_call|>", read_gemma, quote='<|"|>')], thinking=(_GEMMA_THINK,)
-    ),
-    "functiongemma": ReplyGrammar(
-        [_block("functiongemma", "<start_function_call>", "<end_function_call>", read_gemma, quote="<escape>")]
-    ),
-    "kimi_k2": ReplyGrammar(
-        [_block("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi)]
-    ),
-    "kimi_k3": ReplyGrammar(
-        [_tags("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", KIMI_K3)],
-        thinking=(_KIMI_THINK,),
-        wrappers=_KIMI_RESPONSE,
-    ),
-    "minimax_m2": ReplyGrammar([_tags("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", XML_INVOKE)]),
-    "seed_oss": ReplyGrammar(
-        [_tags("seed_oss", "<seed:tool_call>", "</seed:tool_call>", QWEN)], thinking=(_SEED_THINK,)
-    ),
-    "hunyuan": ReplyGrammar(
-        [
+    },
+    "cohere": {"blocks": [_COHERE], "thinking": (_COHERE_THINK,), "wrappers": _COHERE_RESPONSE},
+    "lfm2": {"blocks": [_block("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_closed_list)]},
+    "gemma4": {
+        "blocks": [_block("gemma4", "<|tool_call>", "<tool_call|>", read_gemma, quote='<|"|>')],
+        "thinking": (_GEMMA_THINK,),
+    },
+    "functiongemma": {
+        "blocks": [
+            _block("functiongemma", "<start_function_call>", "<end_function_call>", read_gemma, quote="<escape>")
+        ]
+    },
+    "kimi_k2": {"blocks": [_block("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi)]},
+    "kimi_k3": {
+        "blocks": [_tags("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", KIMI_K3)],
+        "thinking": (_KIMI_THINK,),
+        "wrappers": _KIMI_RESPONSE,
+    },
+    "minimax_m2": {"blocks": [_tags("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", XML_INVOKE)]},
+    "seed_oss": {
+        "blocks": [_tags("seed_oss", "<seed:tool_call>", "</seed:tool_call>", QWEN)],
+        "thinking": (_SEED_THINK,),
+    },
+    "hunyuan": {
+        "blocks": [
             _tags("hunyuan", "<tool_calls>", "</tool_calls>", HUNYUAN, re.compile(r"\s*<tool_call>")),
             _block("hunyuan", "<tool_calls>", "</tool_calls>", read_json_list),
         ]
-    ),
-    "olmo3": ReplyGrammar([_block("olmo3", "<function_calls>", "</function_calls>", read_call_lines)]),
-    "granite": ReplyGrammar(
-        [Block("granite", "<|tool_call|>", None, partial(read_json_list, closing="<|/tool_call|>", may_be_open=True))]
-    ),
-    "phi4": ReplyGrammar(whole=(_WHOLE_PHI,)),
-    "nemotron": ReplyGrammar([_block("nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_list)]),
-    "apertus": ReplyGrammar([_block("apertus", "<|tools_prefix|>", "<|tools_suffix|>", read_named_objects)]),
-    "longcat": ReplyGrammar(
-        [_block("longcat", "<longcat_tool_call>", "</longcat_tool_call>", read_sole_json)],
-        thinking=(_LONGCAT_THINK,),
-    ),
-    "internlm2": ReplyGrammar(
-        [_block("internlm2", "<|action_start|>", "<|action_end|>", read_after, prefix="<|plugin|>")]
-    ),
-    "gigachat3": ReplyGrammar([Block("gigachat3", "<|function_call|>", None, read_json_objects)]),
-    "minicpm5": ReplyGrammar(
-        [Block("minicpm5", _MINICPM, "</function>", partial(read_function, style=MINICPM, back=len(_MINICPM)))]
-    ),
+    },
+    "olmo3": {"blocks": [_block("olmo3", "<function_calls>", "</function_calls>", read_call_lines)]},
+    "granite": {
+        "blocks": [
+            Block("granite", "<|tool_call|>", None, partial(read_json_list, closing="<|/tool_call|>", may_be_open=True))
+        ]
+    },
+    "phi4": {"whole": (_WHOLE_PHI,)},
+    "nemotron": {"blocks": [_block("nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_list)]},
+    "apertus": {"blocks": [_block("apertus", "<|tools_prefix|>", "<|tools_suffix|>", read_named_objects)]},
+    "longcat": {
+        "blocks": [_block("longcat", "<longcat_tool_call>", "</longcat_tool_call>", read_sole_json)],
+        "thinking": (_LONGCAT_THINK,),
+    },
+    "internlm2": {
+        "blocks": [_block("internlm2", "<|action_start|>", "<|action_end|>", read_after, prefix="<|plugin|>")]
+    },
+    "gigachat3": {"blocks": [Block("gigachat3", "<|function_call|>", None, read_json_objects)]},
+    "minicpm5": {"blocks": [Block("minicpm5", _MINICPM, "</function>", _read_minicpm)]},
 }
+_OPENINGS = {block.opening: name for name, elements in _ELEMENTS.items() for block in elements.get("blocks", ())}
+_UNREAD = {
+    "<steptml:invoke": "Step 3",
+    "]<]minimax[>[<tool_call>": "MiniMax M3",
+    "<|tool_call:begin|>": "Solar",
+    "function call<|role_sep|>": "GigaChat 3.0",
+    "<function=": "Functionary and Llama's own functions",
+}
+"""The beginnings of calls in formats that no parser here reads -> who writes them."""
+
+
+def _grammar(name: str) -> ReplyGrammar:
+    """Return a family's grammar; other families' calls are problems, so that nobody takes them for words."""
+    own = {block.opening for block in _ELEMENTS[name].get("blocks", ())}
+    others = {opening: other for opening, other in _OPENINGS.items() if opening not in own}
+    return ReplyGrammar(**_ELEMENTS[name], unread=others | _UNREAD)
+
+
+_GRAMMARS = {name: _grammar(name) for name in _ELEMENTS}
 _AUTO = ReplyGrammar(
     [
         *_TOOL_CALL,
@@ -163,10 +185,9 @@ _AUTO = ReplyGrammar(
         _PYTHON_TAG,
         *(
             block
-            for name, grammar in _GRAMMARS.items()
+            for name, elements in _ELEMENTS.items()
             if not name.startswith("llama3_")
-            for blocks in grammar.blocks.values()
-            for block in blocks
+            for block in elements.get("blocks", ())
             if block not in _TOOL_CALL
         ),
     ],
@@ -174,6 +195,7 @@ _AUTO = ReplyGrammar(
     whole=(_WHOLE_JSON, _WHOLE_LIST, _WHOLE_PHI),
     wrappers=_COHERE_RESPONSE | _KIMI_RESPONSE,
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
+    unread=_UNREAD,
 )
 _IN_MESSAGES = ReplyGrammar(thinking=())
 
@@ -289,12 +311,46 @@ def _format_cohere(calls: Sequence[ToolCall]) -> str:
     return f"<|START_ACTION|>[{', '.join(_objects(calls, 'tool_name', 'parameters', 'tool_call_id'))}]<|END_ACTION|>"
 
 
+def _literal(value: Any) -> str:
+    """Write a JSON value as Python, strings in double quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _format_lfm2(calls: Sequence[ToolCall]) -> str:
+    written = [f"{c.name}({', '.join(f'{k}={_literal(v)}' for k, v in c.arguments.items())})" for c in calls]
+    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>"
+
+
+def _format_granite(calls: Sequence[ToolCall]) -> str:
+    return f"<|tool_call|>[{', '.join(_objects(calls, 'name', 'arguments', 'id'))}]"
+
+
+def _format_kimi_k2(calls: Sequence[ToolCall]) -> str:
+    written = [
+        f"<|tool_call_begin|>functions.{call.name}:{index}<|tool_call_argument_begin|>"
+        f"{json.dumps(dict(call.arguments), ensure_ascii=False)}<|tool_call_end|>"
+        for index, call in enumerate(calls)
+    ]
+    return f"<|tool_calls_section_begin|>{''.join(written)}<|tool_calls_section_end|>"
+
+
 FORMATTERS: Mapping[str, Callable[[Sequence[ToolCall]], str]] = MappingProxyType(
     {
         "hermes": _format_hermes,
         "llama3_json": _format_llama3_json,
         "mistral": _format_mistral,
         "cohere": _format_cohere,
+        "granite": _format_granite,
+        "kimi_k2": _format_kimi_k2,
+        "lfm2": _format_lfm2,
     }
 )
-"""Functions that write calls, for the formats with JSON calls: `PARSERS[name]` reads the same calls back."""
+"""Functions that write calls, for templates that have no place for them: `PARSERS[name]` reads them back."""
+OWN_TOKENS: Mapping[str, str] = MappingProxyType(
+    {"granite": "<|tool_call|>", "kimi_k2": "<|tool_calls_section_begin|>", "lfm2": "<|tool_call_start|>"}
+)
+"""Formats whose models write calls though the template shows none -> the token that begins a call."""

@@ -13,8 +13,8 @@ __all__ = ["read_gemma"]
 
 _GEMMA_HEAD = re.compile(r"\s*call:([^\s<>{}\[\]|:,\"]{1,200})(?=\{)")
 _GEMMA_KEY = re.compile(r"\s*([^\s<>{}\[\]:,\"]{1,200})\s*:")
-_GEMMA_WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
-_GEMMA_WORDS = {"true": True, "false": False, "null": None}
+_GEMMA_WORD = re.compile(r"(?:true|false|null|None)(?![A-Za-z0-9_])")  # the template writes None
+_GEMMA_WORDS = {"true": True, "false": False, "null": None, "None": None}
 
 
 def read_gemma(text: str, position: int, quote: str, closing: str) -> tuple[Calls, int]:

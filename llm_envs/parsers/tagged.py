@@ -78,6 +78,7 @@ class ReplyGrammar:
         whole: Forms of a whole reply.
         wrappers: Pairs of tags around content, by format. The opening tag may be in the prompt.
         strays: Misplaced tags -> the format that they belong to.
+        unread: Beginnings of calls that this grammar does not read -> their format.
         answer_tag: Name of the tag of the final answer; None: replies have no answer.
         calls_in_thinking: Whether complete calls inside thinking are calls of the reply.
     """
@@ -90,6 +91,7 @@ class ReplyGrammar:
         whole: Sequence[Whole] = (),
         wrappers: Mapping[str, tuple[str, str]] | None = None,
         strays: Mapping[str, str] | None = None,
+        unread: Mapping[str, str] | None = None,
         answer_tag: str | None = "answer",
         calls_in_thinking: bool = False,
     ) -> None:
@@ -102,13 +104,22 @@ class ReplyGrammar:
         self.wrappers = {opening: (name, closing) for name, (opening, closing) in (wrappers or {}).items()}
         self.wrapper_ends = {closing: (name, opening) for opening, (name, closing) in self.wrappers.items()}
         self.strays = dict(strays or {})
+        self.unread = dict(unread or {})
         self.answer = (f"<{answer_tag}>", f"</{answer_tag}>") if answer_tag else ("", "")
         self.openings: dict[str, str] = {pair.closing: pair.opening for pair in thinking}
         """Opening tag by closing tag."""
         self.openings |= {block.closing: block.opening for block in blocks if block.closing}
         if answer_tag:
             self.openings[self.answer[1]] = self.answer[0]
-        tags = {*self.thinking, *self.blocks, *self.wrappers, *self.wrapper_ends, *self.strays, *self.openings}
+        tags = {
+            *self.thinking,
+            *self.blocks,
+            *self.wrappers,
+            *self.wrapper_ends,
+            *self.strays,
+            *self.unread,
+            *self.openings,
+        }
         self.tags = any_of(tags | set(self.openings.values()))
         self.block_tags = any_of(self.blocks)
         self.thinking_tags = any_of([*self.thinking, *(pair.closing for pair in thinking)])
@@ -163,7 +174,10 @@ def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
         elif tag in grammar.wrappers or tag in grammar.wrapper_ends:
             position = _read_wrapper(after, grammar, draft, tag)
         else:
-            if tag in grammar.strays:
+            if tag in grammar.unread:
+                draft.complain(f"{tag} begins a call in the format of {grammar.unread[tag]}, which is not read here")
+                draft.content.append(tag)
+            elif tag in grammar.strays:
                 draft.use(grammar.strays[tag])
                 draft.complain(f"{tag} does not belong there")
             else:
