@@ -117,7 +117,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
         roles=roles,
         tools=traits.tools,
         thinking=_thinking(codec),
-        call_format=detect_format(call_text) if traits.tool_calls or call_text != CALL else None,
+        call_format=detect_format(call_text) if traits.tool_calls else codec.own_call_format,
         call_text=call_text,
         stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
         cases=fork_cases(codec),
@@ -307,7 +307,7 @@ def _notes(codec: ChatCodec) -> list[str]:
             "an oracle's turns get an empty thinking block, which a warm start would train as the model's own words: "
             "thinking=False (--no-thinking) puts it into the prompt."
         )
-    if traits.tools and not traits.tool_calls:
+    if traits.tools and not traits.tool_calls and codec.own_call_format is None:
         reason = f" ({codec.template.refusal})" if codec.template.refusal else ""
         notes.append(
             f"tools are shown to the model, but the template has no form for a call{reason}: it writes its own."

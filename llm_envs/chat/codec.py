@@ -249,7 +249,12 @@ class ChatCodec:
         words = f"<think>{WORD}</think>" + format_tool_call("f", x=WORD)
         own = self._own_words(words, self.parser(words)) + self._own_words(WORD, self.parser(WORD))
         markup = {"<think>", "</think>", *self._text.pieces(own)}
-        return frozenset(markup - self._text.marked_special)
+        return frozenset(markup - self._text.marked_special) | self._call_tokens
+
+    @cached_property
+    def _call_tokens(self) -> frozenset[str]:
+        """The tokens of `own_call_format`, which a turn keeps because the template has no other place for its calls."""
+        return frozenset(() if self.own_call_format is None else OWN_TOKENS[self.own_call_format])
 
     def _hide(self, message: Message, masked: Masked) -> Message:
         """Return a message in which every spelling of a special token is replaced by a mark.
@@ -335,7 +340,10 @@ class ChatCodec:
             parts = message
             if message.role == "assistant" and not message.tool_calls:
                 parts = structured_reply(self.parser(message.content), message.content)
-            has_special = message.role == "assistant" and self._text.has_marked_spelling(message.content)
+            rest = message.content
+            for token in self._call_tokens:
+                rest = rest.replace(token, "")
+            has_special = message.role == "assistant" and self._text.has_marked_spelling(rest)
             in_parts.append(parts)
             as_written.append(parts if has_special else message)
             plain.append(replace(parts, content=self._text.without_marked(parts.content)) if has_special else parts)
@@ -362,12 +370,9 @@ class ChatCodec:
 
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return the text that the model itself would write after the generation prompt to express `text`."""
-        traits = self.template.traits
-        if parsed.tool_calls and not parsed.problems and traits.tools and not traits.tool_calls:
-            added = self.tokenizer.get_added_vocab()
-            for own_format in (name for name, token in OWN_TOKENS.items() if token in added):
-                return parsed.content + FORMATTERS[own_format](parsed.tool_calls)
-        if parsed.tool_calls and not parsed.problems and traits.tool_calls:
+        if parsed.tool_calls and not parsed.problems and self.own_call_format is not None:
+            return parsed.content + FORMATTERS[self.own_call_format](parsed.tool_calls)
+        if parsed.tool_calls and not parsed.problems and self.template.traits.tool_calls:
             # Some templates have no place for text or thinking beside a call; keep the call.
             for form in (structured_reply(parsed, text), Message("assistant", parsed.content, parsed.tool_calls)):
                 words = self._rendered_reply(form)
@@ -401,6 +406,14 @@ class ChatCodec:
                 f"{[call.name for call in parsed.tool_calls]}. Make the oracle call one tool per turn."
             )
         return FORMATTERS[own_format](parsed.tool_calls)
+
+    @cached_property
+    def own_call_format(self) -> str | None:
+        """The format of the tokenizer's tokens for calls (`OWN_TOKENS`), if the template shows tools but no calls."""
+        traits, added = self.template.traits, self.tokenizer.get_added_vocab()
+        if traits.tool_calls or not traits.tools:
+            return None
+        return next((name for name, tokens in OWN_TOKENS.items() if tokens[0] in added), None)
 
     @cached_property
     def closes_thinking(self) -> bool:

@@ -202,9 +202,9 @@ def _with_entry_point(text: str, line: str) -> str:
     before, found, after = text.partition(f"{_GROUP}\n")
     if not found:
         raise InvalidConfigError(f"pyproject.toml has no table {_GROUP}.")
-    end = next((i for i, row in enumerate(after.split("\n")) if not row.startswith('"')), 0)
-    rows = after.split("\n")
-    return before + found + "\n".join([*sorted([*rows[:end], line]), *rows[end:]])
+    table, blank, rest = after.partition("\n\n")
+    rows = sorted([*table.splitlines(), line], key=lambda row: row.strip('"'))
+    return before + found + "\n".join(rows) + ("\n" if not blank else blank) + rest
 
 
 def _filled(file: str, task: NewTask) -> str:

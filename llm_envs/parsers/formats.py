@@ -80,6 +80,7 @@ _TOOL_CALL = (
 )
 _PYTHON_TAG = Block("llama3_python", "<|python_tag|>", None, read_python_tag)
 _PYTHON_TAG_JSON = Block("llama3_json", "<|python_tag|>", None, read_json_objects, re.compile(r"\s*\{"))
+_LLAMA_4_JSON = Block("llama3_json", "<|python_start|><|python_end|>", None, read_json_objects)
 _PYTHON_START = _block("pythonic", "<|python_start|>", "<|python_end|>", read_closed_list)
 _COHERE = _block(
     "cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_json_list, name_key="tool_name", id_key="tool_call_id"
@@ -102,7 +103,7 @@ _WHOLE_PHI = Whole("phi4", re.compile(r"functools\["), read_whole_phi)
 
 _ELEMENTS: dict[str, dict[str, Any]] = {
     **{block.format: {"blocks": [block]} for block in _TOOL_CALL},
-    "llama3_json": {"blocks": [_PYTHON_TAG_JSON], "whole": (_WHOLE_JSON,)},
+    "llama3_json": {"blocks": [_PYTHON_TAG_JSON, _LLAMA_4_JSON], "whole": (_WHOLE_JSON,)},
     "llama3_python": {"blocks": [_PYTHON_TAG]},
     "pythonic": {"blocks": [_PYTHON_START], "whole": (_WHOLE_LIST,)},
     "mistral": {"blocks": [Block("mistral", "[TOOL_CALLS]", None, read_mistral)], "thinking": (_MISTRAL_THINK, THINK)},
@@ -183,6 +184,7 @@ _AUTO = ReplyGrammar(
         *_TOOL_CALL,
         _PYTHON_TAG_JSON,
         _PYTHON_TAG,
+        _LLAMA_4_JSON,
         *(
             block
             for name, elements in _ELEMENTS.items()
@@ -350,7 +352,12 @@ FORMATTERS: Mapping[str, Callable[[Sequence[ToolCall]], str]] = MappingProxyType
     }
 )
 """Functions that write calls, for templates that have no place for them: `PARSERS[name]` reads them back."""
-OWN_TOKENS: Mapping[str, str] = MappingProxyType(
-    {"granite": "<|tool_call|>", "kimi_k2": "<|tool_calls_section_begin|>", "lfm2": "<|tool_call_start|>"}
+_KIMI_TOKENS = ("tool_calls_section_begin", "tool_calls_section_end", "tool_call_begin", "tool_call_end")
+OWN_TOKENS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "granite": ("<|tool_call|>",),
+        "kimi_k2": (*(f"<|{name}|>" for name in _KIMI_TOKENS), "<|tool_call_argument_begin|>"),
+        "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    }
 )
-"""Formats whose models write calls though the template shows none -> the token that begins a call."""
+"""Formats whose models write calls though a template shows none -> their tokens, the one that begins a call first."""
