@@ -17,7 +17,8 @@
 #                   report's page in headless Chromium, which must be installed
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
-#   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
+#   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines; and the chat
+#                   templates of about fifty families
 #   make test-gpu   the tests of trainings and of transformers on a card, which the torch in .venv must support; not part of `make check`
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
@@ -179,6 +180,7 @@ test-scale: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
 	$(BEGIN)
+	$(VENV)/bin/python -m proof.templates
 	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest $(call MARKED,real) $(call FILES,real) $(PYTEST_ARGS)
 	$(RECORD)
 

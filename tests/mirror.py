@@ -17,7 +17,7 @@ WITHOUT_A_SOURCE = {
     "tests/docs/": "the documents: their code runs, their links and names exist",
     "tests/examples/": "the examples run and reach their numbers",
     "tests/processes/": "trainings and collections on several processes, killed and restarted",
-    "tests/real/": "a pretrained model on both engines",
+    "tests/real/": "a pretrained model on both engines, and published chat templates",
     "tests/llm_envs/cli/test_kubernetes.py": "the manifest in examples/kubernetes",
     "tests/test_architecture.py": "the floors of the packages",
     "tests/test_packaging.py": "the wheel in a fresh environment",

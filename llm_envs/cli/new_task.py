@@ -204,7 +204,7 @@ def _with_entry_point(text: str, line: str) -> str:
         raise InvalidConfigError(f"pyproject.toml has no table {_GROUP}.")
     table, blank, rest = after.partition("\n\n")
     rows = sorted([*table.splitlines(), line], key=lambda row: row.strip('"'))
-    return before + found + "\n".join(rows) + ("\n" if not blank else blank) + rest
+    return before + found + "\n".join(rows) + (blank or "\n") + rest
 
 
 def _filled(file: str, task: NewTask) -> str:

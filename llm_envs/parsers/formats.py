@@ -31,12 +31,12 @@ from llm_envs.parsers.python_calls import read_call_lines, read_closed_list, rea
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
 from llm_envs.parsers.tag_calls import (
     GLM,
-    HUNYUAN,
     KIMI_K3,
     MINICPM,
     QWEN,
     XML_INVOKE,
     TagStyle,
+    hunyuan_style,
     read_function,
     read_invokes,
 )
@@ -73,7 +73,7 @@ _TOOL_CALL = (
         partial(read_function, style=GLM),
         # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
         re.compile(
-            r"\s*(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|(?<=\w)\n?</tool_call>)"
+            r"\s*(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|(?<=\w)\n{0,2}</tool_call>)"
         ),
     ),
     _block("hermes", "<tool_call>", "</tool_call>", read_sole_json),
@@ -85,6 +85,7 @@ _PYTHON_START = _block("pythonic", "<|python_start|>", "<|python_end|>", read_cl
 _COHERE = _block(
     "cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_json_list, name_key="tool_name", id_key="tool_call_id"
 )
+_read_objects = partial(read_sole_json, closing="</tool_calls>", is_one=False)  # MiniMax M1
 _MINICPM = '<function name="'
 _read_minicpm = partial(read_function, style=MINICPM, back=len(_MINICPM))
 
@@ -93,6 +94,7 @@ _COHERE_THINK = Thinking("<|START_THINKING|>", "<|END_THINKING|>", "cohere")
 _GEMMA_THINK = Thinking("<|channel>thought", "<channel|>", "gemma4")
 _SEED_THINK = Thinking("<seed:think>", "</seed:think>", "seed_oss")
 _KIMI_THINK = Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", "kimi_k3")
+_HUNYUAN_THINK = Thinking("<think:opensource>", "</think:opensource>", "hunyuan")
 _LONGCAT_THINK = Thinking("<longcat_think>", "</longcat_think>", "longcat")
 _COHERE_RESPONSE = {"cohere": ("<|START_RESPONSE|>", "<|END_RESPONSE|>")}
 _KIMI_RESPONSE = {"kimi_k3": ("<|open|>response<|sep|>", "<|close|>response<|sep|>")}
@@ -137,9 +139,12 @@ _ELEMENTS: dict[str, dict[str, Any]] = {
     },
     "hunyuan": {
         "blocks": [
-            _tags("hunyuan", "<tool_calls>", "</tool_calls>", HUNYUAN, re.compile(r"\s*<tool_call>")),
+            _tags("hunyuan", "<tool_calls>", "</tool_calls>", hunyuan_style(""), re.compile(r"\s*<tool_call>")),
+            Block("hunyuan", "<tool_calls>", "</tool_calls>", _read_objects, re.compile(r"\s*\{")),
             _block("hunyuan", "<tool_calls>", "</tool_calls>", read_json_list),
-        ]
+            _tags("hunyuan", "<tool_calls:opensource>", "</tool_calls:opensource>", hunyuan_style(":opensource")),
+        ],
+        "thinking": (THINK, _HUNYUAN_THINK),
     },
     "olmo3": {"blocks": [_block("olmo3", "<function_calls>", "</function_calls>", read_call_lines)]},
     "granite": {
@@ -193,7 +198,16 @@ _AUTO = ReplyGrammar(
             if block not in _TOOL_CALL
         ),
     ],
-    thinking=(THINK, _MISTRAL_THINK, _COHERE_THINK, _GEMMA_THINK, _SEED_THINK, _KIMI_THINK, _LONGCAT_THINK),
+    thinking=(
+        THINK,
+        _MISTRAL_THINK,
+        _COHERE_THINK,
+        _GEMMA_THINK,
+        _SEED_THINK,
+        _KIMI_THINK,
+        _LONGCAT_THINK,
+        _HUNYUAN_THINK,
+    ),
     whole=(_WHOLE_JSON, _WHOLE_LIST, _WHOLE_PHI),
     wrappers=_COHERE_RESPONSE | _KIMI_RESPONSE,
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},

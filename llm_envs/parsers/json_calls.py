@@ -263,14 +263,17 @@ def parse_sole_call(text: str) -> ToolCall | None:
     return ToolCall(name, arguments)
 
 
-def read_sole_json(text: str, position: int, closing: str) -> tuple[Calls, int]:
-    """Read `{"name": ..., "arguments": {...}}` and the closing tag; also several objects, or a list of them."""
+def read_sole_json(text: str, position: int, closing: str, *, is_one: bool = True) -> tuple[Calls, int]:
+    """Read `{"name": ..., "arguments": {...}}` and the closing tag; also several objects, or a list of them.
+
+    Several are a quirk if the format `is_one` object.
+    """
     data, end = scan_json(text, position, 1)
     calls = calls_from(data, text=text) if type(data) is list else [call_from(data, text=text)]
     while (separator := _BETWEEN_OBJECTS.match(text, end)) is not None:
         data, end = scan_json(text, separator.end(), 1)
         calls.append(call_from(data, text=text))
-    if len(calls) > 1 or type(data) is list:
+    if is_one and (len(calls) > 1 or type(data) is list):
         note_quirk(text, "several_in_block")
     try:
         return calls, expect(text, end, closing)

@@ -9,7 +9,7 @@ such tag on its own line. So code that quotes a closing tag is read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +21,12 @@ from llm_envs.types import ToolCall
 __all__ = [
     "ATEM",
     "GLM",
-    "HUNYUAN",
     "KIMI_K3",
     "MINICPM",
     "QWEN",
     "XML_INVOKE",
     "TagArguments",
+    "hunyuan_style",
     "invoke_style",
     "read_function",
     "read_invokes",
@@ -114,6 +114,16 @@ def invoke_style(prefix: str) -> TagStyle:
     )
 
 
+def hunyuan_style(suffix: str) -> TagStyle:
+    """Return Hunyuan 3's style, with a suffix in each tag (":opensource")."""
+    return TagStyle(
+        function=rf"<tool_call{suffix}>\s*({_NAME})\s*<tool_sep{suffix}>\s*",
+        function_end=f"</tool_call{suffix}>",
+        parameter=rf"<arg_key{suffix}>([^<>\n]{{1,200}})</arg_key{suffix}>\s*<arg_value{suffix}>",
+        parameter_end=f"</arg_value{suffix}>",
+    )
+
+
 QWEN = TagStyle(
     function=r"<function=([^\s<>]{1,200})>",
     function_end="</function>",
@@ -128,7 +138,6 @@ GLM = TagStyle(
     parameter=r"<arg_key>([^<>\n]{1,200})</arg_key>\s*<arg_value>",
     parameter_end="</arg_value>",
 )
-HUNYUAN = replace(GLM, function=rf"<tool_call>\s*({_NAME})\s*<tool_sep>\s*")
 MINICPM = TagStyle(
     function=rf'<function name="({_NAME})">',
     function_end="</function>",

@@ -115,7 +115,8 @@ def template_text(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def _byte_level() -> Tokenizer:
+def byte_level() -> Tokenizer:
+    """Return a byte-level tokenizer without special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -143,7 +144,7 @@ def _marks_spaces() -> Tokenizer:
 def family_tokenizer(name: str, *, metaspace: bool = False) -> PreTrainedTokenizerBase:
     """Return a tokenizer with the template of that name; with `metaspace` one that marks a space at a text's start."""
     family = family_of(name)
-    tokenizer = _marks_spaces() if metaspace else _byte_level()
+    tokenizer = _marks_spaces() if metaspace else byte_level()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=family.eos, bos_token=family.bos)
     fast.add_tokens([AddedToken(text, special=True, normalized=False) for text in family.special], special_tokens=True)
     fast.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.added])
