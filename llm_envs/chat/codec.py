@@ -89,7 +89,7 @@ class ChatCodec:
         eos_id = tokenizer.eos_token_id
         ends += ([] if eos_id is None else [eos_id]) + generation_ends(tokenizer)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
-        """Ids that end the sampling of a turn, the end-of-turn token first; those of `generation_config.json` too."""
+        """Ids that end the sampling of a turn, the end-of-turn token first; `generation_config.json` lists some."""
         self._closing_ids = after_answer.closing_ids
         self.n_neutralised = 0
         """Number of environment texts so far that contained special tokens and were encoded as plain text instead."""
@@ -474,7 +474,7 @@ def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     try:
         path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
         listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # no such file; the name is no model's
+    except (OSError, ValueError, AttributeError):  # there is no such file
         return []
     ids = listed if isinstance(listed, list) else [listed]
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]

@@ -105,9 +105,9 @@ _WHOLE_PHI = Whole("phi4", re.compile(r"functools\["), read_whole_phi)
 
 _ELEMENTS: dict[str, dict[str, Any]] = {
     **{block.format: {"blocks": [block]} for block in _TOOL_CALL},
-    "llama3_json": {"blocks": [_PYTHON_TAG_JSON, _LLAMA_4_JSON], "whole": (_WHOLE_JSON,)},
+    "llama3_json": {"blocks": [_PYTHON_TAG_JSON, _LLAMA_4_JSON], "untagged": (_WHOLE_JSON,)},
     "llama3_python": {"blocks": [_PYTHON_TAG]},
-    "pythonic": {"blocks": [_PYTHON_START], "whole": (_WHOLE_LIST,)},
+    "pythonic": {"blocks": [_PYTHON_START], "untagged": (_WHOLE_LIST,)},
     "mistral": {"blocks": [Block("mistral", "[TOOL_CALLS]", None, read_mistral)], "thinking": (_MISTRAL_THINK, THINK)},
     "deepseek": {
         "blocks": [
@@ -152,7 +152,7 @@ _ELEMENTS: dict[str, dict[str, Any]] = {
             Block("granite", "<|tool_call|>", None, partial(read_json_list, closing="<|/tool_call|>", may_be_open=True))
         ]
     },
-    "phi4": {"whole": (_WHOLE_PHI,)},
+    "phi4": {"untagged": (_WHOLE_PHI,)},
     "nemotron": {"blocks": [_block("nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_list)]},
     "apertus": {"blocks": [_block("apertus", "<|tools_prefix|>", "<|tools_suffix|>", read_named_objects)]},
     "longcat": {
@@ -177,7 +177,7 @@ _UNREAD = {
 
 
 def _grammar(name: str) -> ReplyGrammar:
-    """Return a family's grammar; other families' calls are problems, so that nobody takes them for words."""
+    """Return a family's grammar; other families' calls are problems, not words."""
     own = {block.opening for block in _ELEMENTS[name].get("blocks", ())}
     others = {opening: other for opening, other in _OPENINGS.items() if opening not in own}
     return ReplyGrammar(**_ELEMENTS[name], unread=others | _UNREAD)
@@ -208,7 +208,7 @@ _AUTO = ReplyGrammar(
         _LONGCAT_THINK,
         _HUNYUAN_THINK,
     ),
-    whole=(_WHOLE_JSON, _WHOLE_LIST, _WHOLE_PHI),
+    untagged=(_WHOLE_JSON, _WHOLE_LIST, _WHOLE_PHI),
     wrappers=_COHERE_RESPONSE | _KIMI_RESPONSE,
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
     unread=_UNREAD,

@@ -75,7 +75,7 @@ class ReplyGrammar:
     Args:
         blocks: Blocks of calls. Among several with one opening tag, the last needs no `begins`.
         thinking: Pairs of tags around thinking.
-        whole: Forms of a whole reply.
+        untagged: Forms of a reply that is nothing but calls, without tags.
         wrappers: Pairs of tags around content, by format. The opening tag may be in the prompt.
         strays: Misplaced tags -> the format that they belong to.
         unread: Beginnings of calls that this grammar does not read -> their format.
@@ -88,7 +88,7 @@ class ReplyGrammar:
         blocks: Sequence[Block] = (),
         *,
         thinking: Sequence[Thinking] = (THINK,),
-        whole: Sequence[Whole] = (),
+        untagged: Sequence[Whole] = (),
         wrappers: Mapping[str, tuple[str, str]] | None = None,
         strays: Mapping[str, str] | None = None,
         unread: Mapping[str, str] | None = None,
@@ -100,7 +100,7 @@ class ReplyGrammar:
         self.blocks: dict[str, list[Block]] = {}
         for block in blocks:
             self.blocks.setdefault(block.opening, []).append(block)
-        self.whole = tuple(whole)
+        self.untagged = tuple(untagged)
         self.wrappers = {opening: (name, closing) for name, (opening, closing) in (wrappers or {}).items()}
         self.wrapper_ends = {closing: (name, opening) for opening, (name, closing) in self.wrappers.items()}
         self.strays = dict(strays or {})
@@ -155,7 +155,7 @@ def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
     """Read a reply, or a part of one, into the draft: from left to right, block by block."""
     text = Document(reply, draft.quirks)
     position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
-    may_be_whole = is_blank = bool(grammar.whole)
+    may_be_whole = is_blank = bool(grammar.untagged)
     while True:
         if may_be_whole and _read_whole(text, position, grammar, draft):
             return
@@ -264,7 +264,7 @@ def read_thought(thought: str, grammar: ReplyGrammar, draft: Draft, where: str) 
 def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
     """Read the rest as calls without tags; return whether it is such calls, valid or broken."""
     start = skip_space(text, position)
-    for whole in grammar.whole:
+    for whole in grammar.untagged:
         if whole.begins.match(text, start) is None:
             continue
         rest = Document(text[start:].rstrip())

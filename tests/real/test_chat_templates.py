@@ -57,7 +57,7 @@ UNREADABLE = {
     "llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use": "it begins the next turn without being asked to",
     "llama.cpp/GigaChat3-10B-A1.8B": "calls are turns of another role; version 3.1 has a marker",
     "llama.cpp/MiniMax-M3": "nested tags for nested arguments",
-    "llama.cpp/upstage-Solar-Open-100B": "a format of its own",
+    "llama.cpp/upstage-Solar-Open-100B": "a format that only Solar has",
     "llama.cpp/meetkai-functionary-medium-v3.1": "<function=name>{...}</function> without a tag around it",
     "llama.cpp/meetkai-functionary-medium-v3.2": ">>>name and JSON, without a closing tag",
 }
