@@ -474,7 +474,7 @@ def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     try:
         path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
         listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # there is no such file
+    except (OSError, ValueError, AttributeError):  # missing, or not an object of JSON
         return []
     ids = listed if isinstance(listed, list) else [listed]
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]
