@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 from families import LOOK_UP, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AddedToken, LlamaTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from llm_envs.chat import ChatCodec
 from llm_envs.doctor import diagnose
@@ -158,3 +160,36 @@ def test_turns_are_appended_and_forge_nothing(name: str) -> None:
         )  # it may follow a line break
         row = np.concatenate([row, call, plain])
     assert codec.decode(row).count("look_up") >= 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mistral_common") is None, reason="mistral-common is not installed here")
+def test_mistral_s_own_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
+    """Version 3, from mistral-common: a prompt with tools, an oracle's call and a result, by its encoder and by ours."""
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+    from sentencepiece import SentencePieceProcessor
+
+    folder = Path(importlib.util.find_spec("mistral_common").submodule_search_locations[0]) / "data"
+    model = folder / "mistral_instruct_tokenizer_240323.model.v3"
+    shutil.copy(model, tmp_path / "tokenizer.model")
+    pieces = SentencePieceProcessor(str(model))
+    markers = [pieces.id_to_piece(i) for i in range(pieces.vocab_size()) if pieces.is_control(i)]
+    tokenizer = LlamaTokenizerFast.from_pretrained(tmp_path, legacy=False)
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in markers], special_tokens=True)
+    template = (FOLDER / "axolotl" / "mistral_v2v3.jinja").read_text(encoding="utf-8")
+    codec = ChatCodec(tokenizer, chat_template=template)
+
+    start, question = codec.start_of([], [LOOK_UP]), "What is 3?"
+    prompt = codec.encode_prompt([Message("user", question)], [LOOK_UP])
+    call = codec.encode_reply(format_tool_call("look_up", x="é"))
+    result = codec.encode_delta([Message("tool", "12", metadata={"name": "look_up"})], reply_ids=call, start=start)
+    function = {"name": "look_up", "arguments": '{"x": "é"}'}
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", "function": function}]},
+        {"role": "tool", "content": "12", "tool_call_id": "call00000", "name": "look_up"},
+    ]
+    encode = MistralTokenizer.from_file(str(model)).encode_chat_completion
+    assert encode(ChatCompletionRequest(messages=messages[:1], tools=[LOOK_UP])).tokens == prompt.tolist()
+    row = [*prompt.tolist(), *call.tolist(), *result.tolist()]
+    assert encode(ChatCompletionRequest(messages=messages, tools=[LOOK_UP])).tokens == row
