@@ -73,7 +73,7 @@ _TOOL_CALL = (
         partial(read_function, style=GLM),
         # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
         re.compile(
-            r"\s*(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|(?<=\w)\n{0,2}</tool_call>)"
+            r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n{0,2}</tool_call>)"
         ),
     ),
     _block("hermes", "<tool_call>", "</tool_call>", read_sole_json),
@@ -168,9 +168,8 @@ _ELEMENTS: dict[str, dict[str, Any]] = {
 _OPENINGS = {block.opening: name for name, elements in _ELEMENTS.items() for block in elements.get("blocks", ())}
 _UNREAD = {
     "<steptml:invoke": "Step 3",
-    "]<]minimax[>[<tool_call>": "MiniMax M3",
+    "<]minimax[>[<tool_call>": "MiniMax M3",
     "<|tool_call:begin|>": "Solar",
-    "function call<|role_sep|>": "GigaChat 3.0",
     "<function=": "Functionary and Llama's own functions",
 }
 """The beginnings of calls in formats that no parser here reads -> who writes them."""

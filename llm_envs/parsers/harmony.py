@@ -45,15 +45,16 @@ class _Header(NamedTuple):
     tool: str = ""
 
 
-def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
+def read_messages(reply: str, draft: Draft, grammar: ReplyGrammar) -> None:
     """Read a reply of messages into the draft.
 
     Args:
-        text: The reply.
+        reply: The reply.
         draft: Gets the parts; its `format` becomes "harmony" or "muse".
         grammar: Reads the content (answers, misplaced tags), and finds calls in thinking.
     """
-    text = Document(text.rstrip(), draft.quirks)
+    text = Document(reply.rstrip())
+    text.quirks = draft.quirks
     begin = HEADER.match(text)
     is_muse = begin is not None and begin[1] == "<|message|>"
     draft.use("muse" if is_muse else "harmony")
@@ -80,11 +81,11 @@ def _read_header(header: str, is_muse: bool, draft: Draft) -> _Header | None:
     if is_muse:
         recipient = match["to"] or "user"
         return _Header({"self": "thinking", "user": "final"}.get(recipient, "call"), recipient)
-    recipients = {match[name] for name in ("to", "to_first", "to_too")} - {None}
-    if len(recipients) > 1 or (match["to"] and match["to_too"]):
+    begun, before, doubled, first, channel, behind, _ = match.groups()
+    recipient = before or behind or first
+    if (before and behind) or (first and first != recipient):
         return None
-    recipient, channel = next(iter(recipients), None), match["channel"]
-    if match["doubled"] or match["begun"].count("<|start|>") > 1:
+    if doubled or begun.count("<|start|>") > 1:
         draft.quirks.append("doubled_header")
     if recipient is not None and (channel == "commentary" or recipient.startswith("functions.")):
         if channel != "commentary":

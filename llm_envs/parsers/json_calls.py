@@ -57,12 +57,7 @@ class Document(str):
 
     __slots__ = ("quirks",)
     quirks: list[str]
-
-    def __new__(cls, text: str, quirks: list[str] | None = None) -> Document:
-        """Return the text; quirks are added to the list."""
-        self = super().__new__(cls, text)
-        self.quirks = [] if quirks is None else quirks
-        return self
+    """The list to which quirks are added; without it they are not recorded."""
 
     def count(self, *_: Any) -> int:
         """Return 0."""
@@ -75,8 +70,8 @@ class Document(str):
 
 def note_quirk(text: str, kind: str) -> None:
     """Record a quirk of the text, if it collects them."""
-    if isinstance(text, Document):
-        text.quirks.append(kind)
+    if (quirks := getattr(text, "quirks", None)) is not None:
+        quirks.append(kind)
 
 
 def skip_space(text: str, position: int) -> int:
@@ -231,17 +226,14 @@ def calls_from(data: Any, name_key: str = "name", id_key: str = "id", text: str 
 
 
 def decode_value(text: str) -> Any:
-    """Return the value of a tag's text in a format without quotes: a JSON value but no string, or else the text."""
-    stripped = text.strip()
-    if not stripped or stripped[0] not in '-0123456789{["tfn':
-        return text
+    """Return the value of a stripped text that is JSON throughout, and no string; otherwise the text itself."""
     try:
-        value, end = _scan(stripped, 0)
+        value, end = _scan(text, 0)
     except (StopIteration, ValueError, RecursionError):
         return text
-    if end != len(stripped) or isinstance(value, str):
+    if end != len(text) or isinstance(value, str):
         return text
-    if _depth(value) >= MAX_DEPTH:
+    if text[0] in "{[" and _depth(value) >= MAX_DEPTH:
         raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
     return value
 

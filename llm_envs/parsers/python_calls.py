@@ -106,15 +106,14 @@ def read_call_list(text: str, position: int) -> tuple[Calls, int]:
 
 
 def decode_literal(text: str) -> Any:
-    """Return the value of a text that is one of Python's words, a list or a dict; otherwise the text itself."""
-    stripped = text.strip()
-    if stripped[:1] not in ("[", "{") and stripped not in _WORDS:
-        return text
+    """Return the value of a stripped text that is a word of Python, a list or a dict; otherwise the text itself."""
+    if text[0] not in _BRACKETS:
+        return _WORDS.get(text, text)
     try:
-        value, end = _read_value(stripped, 0, 1)
+        value, end = _read_value(text, 0, 1)
     except BrokenCallError:
         return text
-    return value if end == len(stripped) else text
+    return value if end == len(text) else text
 
 
 def _read_call(text: str, position: int) -> tuple[ToolCall, int]:

@@ -118,12 +118,13 @@ class Draft:
 
     def finish(self) -> ParsedReply:
         """Return the reply. If it has a problem, it has neither calls nor an answer."""
-        if self.tool_calls and not self.problems and len(self.broken_calls) < MAX_PROBLEMS:
-            self.quirks += [DROPPED_CALL] * len(self.broken_calls)
-        else:
-            for problem in self.broken_calls:
-                self.complain(problem)
-        answers = set(self.answers) - _MENTIONS
+        if self.broken_calls:
+            if self.tool_calls and not self.problems and len(self.broken_calls) < MAX_PROBLEMS:
+                self.quirks += [DROPPED_CALL] * len(self.broken_calls)
+            else:
+                for problem in self.broken_calls:
+                    self.complain(problem)
+        answers = set(self.answers) - _MENTIONS if self.answers else set()
         if len(answers) > 1:
             self.complain("there are two answers; give one")
         elif sum(answer in answers for answer in self.answers) > MAX_REPEATS:
@@ -133,14 +134,11 @@ class Draft:
         content = "".join(self.content).strip()
         if self.call_in_thought is not None and not (self.tool_calls or content):
             self.complain(self.call_in_thought)
-        return ParsedReply(
-            thinking="\n".join(self.thoughts) if self.thoughts else None,
-            content=content,
-            tool_calls=() if self.problems else tuple(self.tool_calls),
-            answer=answers.pop() if answers and not self.problems else None,
-            problems=tuple(self.problems),
-            quirks=tuple(self.quirks),
-        )
+        thinking = "\n".join(self.thoughts) if self.thoughts else None
+        quirks = tuple(self.quirks) if self.quirks else ()
+        if self.problems:
+            return ParsedReply(thinking, content, (), None, tuple(self.problems), quirks)
+        return ParsedReply(thinking, content, tuple(self.tool_calls), answers.pop() if answers else None, (), quirks)
 
 
 def printable(text: str) -> str:

@@ -39,27 +39,19 @@ class TagArguments(dict[str, Any]):
     """The arguments of a call in tags, decoded, and the text of each as the model wrote it."""
 
     __slots__ = ("texts",)
+    texts: dict[str, str]
+    """The text of each decoded argument, by name."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: dict[str, str] = {}
 
-    def put(self, key: str, text: str, *, is_text: bool = False) -> None:
-        """Add an argument.
-
-        Args:
-            key: Its name.
-            text: The text of the value.
-            is_text: Whether the format marks the value as a string.
-
-        Raises:
-            BrokenCallError: If the argument is there already, or is nested too deeply.
-        """
-        if key in self:
-            raise BrokenCallError(f"the argument {key[:20]!r} stands twice in one tool call")
-        value = text if is_text else decode_value(text)
-        self[key] = decode_literal(text) if value is text and not is_text else value
-        self.texts[key] = text
+def _decode(text: str) -> Any:
+    """Return the value of a text without quotes: a JSON value but no string, a Python literal, or else the text."""
+    stripped = text.strip()
+    if not stripped or stripped[0] not in "-0123456789{[tfnTFN":
+        return text
+    value = decode_value(stripped)
+    if value is stripped:
+        value = decode_literal(stripped)
+    return text if value is stripped else value
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class TagStyle:
 
     @cached_property
     def value_end(self) -> re.Pattern[str]:
-        """Finds the end of a value (group 1), or the next opening tag, which no value may contain."""
+        """Finds the end of a value (group 1, after its "<"), or the next opening tag, which no value may contain."""
         return self._value_end("")
 
     @cached_property
@@ -100,7 +92,9 @@ class TagStyle:
     def _value_end(self, before: str) -> re.Pattern[str]:
         opening = re.sub(r"\((?!\?)", "(?:", self.parameter)
         end = re.escape(self.parameter_end)
-        return re.compile(rf"{before}({end})(?=\s*+(?:{opening}|{re.escape(self.function_end)}))|{before}{opening}")
+        then = rf"(?=\s*+(?:{opening}|{re.escape(self.function_end)}))"
+        # Both tags begin with "<", for which a search is fast.
+        return re.compile(rf"{before}<(?:({end[1:]}){then}|{opening[1:]})")
 
 
 def invoke_style(prefix: str) -> TagStyle:
@@ -176,6 +170,7 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
     if head is None:
         raise BrokenCallError("a tool call must start with the name of its function")
     arguments = TagArguments()
+    arguments.texts = {}
     position = skip_space(text, head.end())
     while (match := style.key.match(text, position)) is not None:
         start = match.end()
@@ -185,11 +180,16 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
             end = style.value_end.search(text, start)
         if end is None or end[1] is None:
             raise _unclosed(text, start, end, style)
-        value = text[start : end.start(1)]
+        value = text[start : end.start(1) - 1]
         if style.is_stripped:
             value = value.removeprefix("\n").removesuffix("\n")
         is_text = match.re.groups > 1 and match[2] in ("true", "string")
-        arguments.put(match[1].strip(), value, is_text=is_text)
+        key = match[1].strip()
+        if key in arguments:
+            raise BrokenCallError(f"the argument {key[:20]!r} stands twice in one tool call")
+        arguments[key] = decoded = value if is_text else _decode(value)
+        if decoded is not value:
+            arguments.texts[key] = value
         position = skip_space(text, end.end(1))
     return ToolCall(head[1], arguments), expect(text, position, style.function_end)
 

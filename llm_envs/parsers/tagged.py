@@ -122,16 +122,23 @@ class ReplyGrammar:
         }
         self.tags = any_of(tags | set(self.openings.values()))
         self.block_tags = any_of(self.blocks)
-        self.thinking_tags = any_of([*self.thinking, *(pair.closing for pair in thinking)])
+        self.thinking_ends = tuple(pair.closing for pair in thinking)
+        self.thinking_tags = any_of([*self.thinking, *self.thinking_ends])
 
 
 def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Pattern[str]:
-    """Return a pattern for any of the literals, longer ones first; it checks two characters, and then the rest."""
-    heads: dict[str, list[str]] = {}
-    for literal in sorted(literals, key=lambda literal: (-len(literal), literal)):
-        heads.setdefault(literal[:2], []).append(re.escape(literal[2:]))
-    branches = [f"{re.escape(head)}(?:{'|'.join(rests)})" for head, rests in heads.items()]
-    return re.compile("|".join(branches) or r"(?!)")
+    """Return a pattern for any of the literals, longer ones first; it is a tree by their characters."""
+    return re.compile(_tree(set(literals)) if literals else r"(?!)")
+
+
+def _tree(literals: set[str]) -> str:
+    if len(literals) == 1:
+        return re.escape(next(iter(literals)))
+    heads: dict[str, set[str]] = {}
+    for literal in sorted(literals - {""}):
+        heads.setdefault(literal[0], set()).add(literal[1:])
+    branches = [re.escape(head) + _tree(rests) for head, rests in heads.items()] + [""] * ("" in literals)
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 def without_end_of_turn(text: str) -> str:
@@ -153,7 +160,8 @@ def parse_tagged(grammar: ReplyGrammar, text: str) -> ParsedReply:
 
 def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
     """Read a reply, or a part of one, into the draft: from left to right, block by block."""
-    text = Document(reply, draft.quirks)
+    text = Document(reply)
+    text.quirks = draft.quirks
     position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
     may_be_whole = is_blank = bool(grammar.untagged)
     while True:
@@ -210,6 +218,8 @@ def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: 
 
     The exception is a tag inside a valid call that begins the reply, or is all of it.
     """
+    if not any(map(text.__contains__, grammar.thinking_ends)):
+        return 0
     closing = grammar.thinking_tags.search(text)
     if closing is None or closing.group() in grammar.thinking:
         return 0
@@ -251,6 +261,8 @@ def _add_thought(thought: str, grammar: ReplyGrammar, draft: Draft, pair: Thinki
 
 def read_thought(thought: str, grammar: ReplyGrammar, draft: Draft, where: str) -> None:
     """Note a complete call in thinking; read it if the grammar accepts it there."""
+    if grammar.block_tags.search(thought) is None:
+        return
     calls = calls_in(thought, grammar)
     if (call := next(calls, None)) is None:
         return
@@ -268,6 +280,7 @@ def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -
         if whole.begins.match(text, start) is None:
             continue
         rest = Document(text[start:].rstrip())
+        rest.quirks = []
         try:
             calls = whole.read(rest)
         except BrokenCallError as error:

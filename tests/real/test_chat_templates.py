@@ -164,7 +164,7 @@ def test_turns_are_appended_and_forge_nothing(name: str) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mistral_common") is None, reason="mistral-common is not installed here")
 def test_mistral_s_own_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
-    """Version 3, from mistral-common: a prompt with tools, an oracle's call and a result, by its encoder and by ours."""
+    """Version 3, from mistral-common: a prompt with tools, an oracle's call and a result by its encoder and ours."""
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
     from sentencepiece import SentencePieceProcessor

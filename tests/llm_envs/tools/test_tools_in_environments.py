@@ -7,7 +7,7 @@ import time
 import pytest
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import TagArguments, format_answer, format_tool_call, parse_reply
+from llm_envs.parsers import format_answer, format_tool_call, parse_reply
 from llm_envs.policies import ConstantPolicy, OraclePolicy
 from llm_envs.rollout import Collector, EpisodeSpec, play_episode
 from llm_envs.sandbox import MontySandbox, PythonTool
@@ -298,14 +298,14 @@ def test_a_string_in_tags_reaches_the_tool_as_it_was_written():
     def look_up(name: str, n: int, flag: bool) -> str:
         return f"{name!r} {n!r} {flag!r}"
 
+    schema = {"properties": {"name": {"type": "string"}}}
+
     for text in ("007", "true", "1.50", "1e3", '{"a": 1}', "None"):
         parameters = f"<parameter=name>\n{text}\n</parameter><parameter=n>3</parameter><parameter=flag>True</parameter>"
         (call,) = parse_reply(f"<tool_call><function=look_up>{parameters}</function></tool_call>").tool_calls
         assert Tool(look_up)(call.arguments).output == f"{text!r} 3 True"
-        by_schema = Tool(lambda name: name, name="f", parameters={"properties": {"name": {"type": "string"}}})
-        arguments = TagArguments()
-        arguments.put("name", text)
-        assert by_schema(arguments).output == text
+        by_schema = Tool(lambda name, **rest: name, name="f", parameters=schema)
+        assert by_schema(call.arguments).output == text
 
 
 def test_a_call_that_cannot_be_read_beside_a_sound_one():

@@ -429,7 +429,7 @@ def test_chat_through_the_same_servers_calls_the_calculator(servers, folder):
         progress=False,
     ) as collector:
         played = [t for group in collector.collect(6) for t in group]
-        collector._run(policy.aclose)
+        collector._runner().run(policy.aclose)
     assert [t.error for t in played] == [None] * 6
     calls = [call for t in played for m in t.messages for call in m.tool_calls]
     assert calls
