@@ -278,7 +278,7 @@ def _contradictions(codec: ChatCodec) -> list[str]:
     start = [Message("system", "qzSYSTEMzq"), _ASK]
     prompt = codec.template.render(start, [TOOL])
     notes = []
-    if not codec.template.traits.tools and (denial := _DENIAL.search(prompt.partition("You may call tools")[0])):
+    if not codec.template.traits.tools and (denial := _DENIAL.search(codec.template.render(start))):
         notes.append(
             f"the template writes {denial.group().strip()!r} into prompts whose tools are in the system prompt."
         )

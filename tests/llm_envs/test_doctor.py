@@ -129,3 +129,29 @@ def test_the_command_asked_wrongly(capsys, tmp_path):
     said = capsys.readouterr().err
     assert "no tokenizer could be loaded" in said
     assert ": Give a folder" not in said and ".." not in said, "the sentence before it is whole"
+
+
+DENIES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.role == 'system' %} You do not currently have access to any functions.{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+REPEATS = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>system\n{{ messages[0].content }}{{ tools | tojson }}"
+    "<|im_end|>\n{% endif %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "notes"),
+    [
+        (DENIES, ["You do not currently have access to any functions"]),
+        (REPEATS, ["repeats the system prompt in each turn", "repeats the tools in each turn"]),
+    ],
+)
+def test_a_template_that_denies_tools_or_repeats_them_is_reported(template, notes):
+    found = "\n".join(diagnose(ChatCodec(tiny_tokenizer(), chat_template=template)).notes)
+    assert all(note in found for note in notes)
+    plain = "\n".join(diagnose(ChatCodec(family_tokenizer("qwen3"))).notes)
+    assert "repeats" not in plain and "functions" not in plain

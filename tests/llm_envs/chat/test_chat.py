@@ -1,5 +1,7 @@
 """The chat codec: prompts, deltas, closing tokens, and text that tries to forge a role."""
 
+import json
+
 import numpy as np
 import pytest
 from families import family_of, family_tokenizer
@@ -358,3 +360,73 @@ def test_a_call_where_the_prompt_for_a_turn_is_no_part_of_it():
     with pytest.raises(ModelError, match="writes one call per turn"):
         codec.encode_reply(f"{call}\n{call}")
     assert call in text_of(codec, codec.encode_prompt([Message("user", "q"), Message("assistant", call)]))
+
+
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+    "[RESULT {{ m.tool_call_id }}]{{ m.content }}{% elif m.tool_calls %}{% for c in m.tool_calls %}"
+    "{% if (c.id or '') | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    '[TOOL_CALLS][{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, '
+    '"id": "{{ c.id }}"}]{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}'
+)
+
+
+def test_a_template_that_asks_for_ids_gets_them_and_results_refer_to_them():
+    """An oracle's call has none; the model's own stays if it has nine letters and digits."""
+    codec = ChatCodec(tiny_tokenizer(), chat_template=MISTRAL)
+    assert codec.template.traits.call_ids
+    call = codec.encode_reply(format_tool_call("f", x=1))
+    assert codec.decode_reply(call) == '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}, "id": "call00000"}]'
+    result = Message("tool", "12", metadata={"name": "f"})
+    assert codec.decode(codec.encode_delta([result], reply_ids=call)) == "[RESULT call00000]12"
+    calls = (ToolCall("f", {}, "abcdefghi"), ToolCall("g", {}, "functions.g:1"))
+    answers = [Message("tool", name, tool_call_id=call.id) for name, call in zip("gf", calls[::-1], strict=True)]
+    rendered = codec.template.render([Message("user", "x"), Message("assistant", "", calls), *answers])
+    assert "[RESULT call00001]g" in rendered and "[RESULT abcdefghi]f" in rendered
+
+
+SHOWS_NO_CALLS = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}"
+    "{% if m.tool_calls %}{{ raise_exception('calls are written by the model') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "call"),
+    [
+        (("<|tool_call_start|>", "<|tool_call_end|>"), '<|tool_call_start|>[f(x="é", y=True)]<|tool_call_end|>'),
+        (("<|tool_call|>",), '<|tool_call|>[{"name": "f", "arguments": {"x": "é", "y": true}}]'),
+        ((), '<tool_call>\n{"name": "f", "arguments": {"x": "é", "y": true}}\n</tool_call>'),
+    ],
+)
+def test_where_the_template_shows_no_calls_the_tokenizer_s_own_tokens_are_used(tokens, call):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
+    codec = ChatCodec(tokenizer, chat_template=SHOWS_NO_CALLS)
+    assert codec.template.refusal.endswith("calls are written by the model")
+    ids = codec.encode_reply(format_tool_call("f", x="é", y=True))
+    assert codec.decode_reply(ids) == call
+    assert codec.parser(call).tool_calls == (ToolCall("f", {"x": "é", "y": True}),)
+    prompt = codec.encode_prompt(CONVERSATION, TOOLS)
+    result = Message("tool", "12", metadata={"name": "f"})
+    start = codec.start_of(CONVERSATION, TOOLS)
+    row = np.concatenate([prompt, ids, codec.encode_delta([result], reply_ids=ids, start=start)])
+    history = [*CONVERSATION, Message("assistant", call), result]
+    assert codec.encode_anew(history, TOOLS, row) is None  # the template shows the call as it was written
+
+
+def test_the_ends_of_the_generation_config_are_stop_tokens(tmp_path):
+    """OLMo 3 lists its end of a turn only there. A file that is missing, broken or of another model adds none."""
+    tokenizer = tiny_tokenizer()
+    (known,) = tokenizer.encode("a", add_special_tokens=False)
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer.name_or_path = str(tmp_path)
+    plain = ChatCodec(tokenizer).stop_token_ids
+    config = tmp_path / "generation_config.json"
+    for listed, added in ((known, (known,)), ([known, plain[0], 10**6, "x"], (known,)), (None, ())):
+        config.write_text(json.dumps({"eos_token_id": listed}))
+        assert ChatCodec(tokenizer).stop_token_ids == plain + added
+    config.write_text("[")
+    assert ChatCodec(tokenizer).stop_token_ids == plain
