@@ -242,7 +242,7 @@ class ChatTemplate:
     ) -> bool:
         self.traits = traits  # `render` reads them; `__init__` sets the final ones
         try:
-            return word in self.render(messages, tools)
+            return word in self.render(messages, tools, generation_prompt=messages[-1].role != "assistant")
         except ModelError as error:
             if "not valid Jinja" in str(error):
                 raise
