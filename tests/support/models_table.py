@@ -1,16 +1,27 @@
-"""Writes the table of docs/guides/models.md: `python tests/support/models_table.py`. A test checks it."""
+"""Writes the tables of docs/guides/models.md: `python tests/support/models_table.py`. Tests check them.
+
+The second one needs the templates of `python -m proof.templates`; without them it stays as it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from families import NAMES, family_tokenizer
+from published_templates import SERVED, UNREADABLE, codec_of
 
 from llm_envs.chat import ChatCodec
 from llm_envs.doctor import Diagnosis, diagnose
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "models.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+PUBLISHED = "<!-- published: begin -->\n", "<!-- published: end -->\n"
+PUBLISHED_CASES = {
+    "user after an answer": "an answer",
+    "user after thinking": "thinking and an answer",
+    "tool after a call": "a call",
+}
 CASES = ("an answer", "thinking and an answer", "a call", "thinking and a call")
 
 
@@ -41,9 +52,23 @@ def _row(name: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _forks(found: Diagnosis) -> list[str]:
+def published_table() -> str:
+    """Return the table of published templates that show tools: a line for each."""
+    rows = ["| template | calls | thinking | " + " | ".join(PUBLISHED_CASES) + " | ends of a turn |", "|---" * 7 + "|"]
+    for name in SERVED:
+        codec = codec_of(name)
+        if codec.template.traits.tools:
+            found = diagnose(codec)
+            calls = f"not read: {UNREADABLE[name]}" if name in UNREADABLE else found.call_format or "canonical"
+            ends = " ".join(f"`{token}`" for token in found.stop_tokens).replace("|", "\\|")
+            cells = [name.partition("/")[2], calls, found.thinking, *_forks(found, PUBLISHED_CASES.values()), ends]
+            rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _forks(found: Diagnosis, cases: Iterable[str] = CASES) -> list[str]:
     by_case = {case.after: "forks" if case.forks else "keeps" for case in found.cases}
-    return [by_case.get(case, "-") for case in CASES]
+    return [by_case.get(case, "-") for case in cases]
 
 
 def _in_words(found: Diagnosis) -> str:
@@ -55,6 +80,12 @@ def _diagnosis(name: str) -> Diagnosis:
     return diagnose(ChatCodec(family_tokenizer(name)))
 
 
+def _write(marks: tuple[str, str], table: str) -> None:
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(marks[0])
+    DOCUMENT.write_text(before + marks[0] + table + marks[1] + rest.partition(marks[1])[2], encoding="utf-8")
+
+
 if __name__ == "__main__":
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    DOCUMENT.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
+    _write((BEGIN, END), table())
+    if SERVED:
+        _write(PUBLISHED, published_table())
