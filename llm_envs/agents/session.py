@@ -26,7 +26,7 @@ from llm_envs.agents.record import EpisodeRecord, RecordedTurn, canonical_argume
 from llm_envs.agents.requests import ChatRequest, RequestError, ReturnedReply
 from llm_envs.chat.context import Codec
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
-from llm_envs.parsers import parse_reply
+from llm_envs.parsers import parse_reply, typed_calls
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.episode import policy_kind
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
@@ -348,7 +348,7 @@ class PolicySession:
         is_sound = not parsed.problems and (not parsed.tool_calls or bool(request.tools))
         calls = tuple(
             (f"call_{turn.number}_{index}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
-            for index, call in enumerate(parsed.tool_calls if is_sound else ())
+            for index, call in enumerate(typed_calls(parsed.tool_calls, request.tools) if is_sound else ())
         )
         reason = {FinishReason.LENGTH: "length"}.get(sampled.finish_reason, "tool_calls" if calls else "stop")
         content, thinking = (parsed.content, parsed.thinking or "") if is_sound else (text, "")

@@ -10,6 +10,7 @@ control; others are shown with numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -246,6 +247,8 @@ class GymnasiumEnv(TextEnv):
     oracle_is_exact = False
     has_natural_form = False
     answer_example = "action"
+    return_range = (-math.inf, math.inf)
+    """Unknown: the rewards are the other environment's."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError, extra_needed
-from llm_envs.parsers import parse_reply
+from llm_envs.parsers import parse_reply, typed_calls
 from llm_envs.problems import SPLITS, check_choice, split_of
 from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace, encodable
@@ -130,7 +130,7 @@ class VerifiersEnv(gym.Env[str, str]):
         if not self._is_playing:
             raise ResetNeededError("VerifiersEnv.step was called outside an episode: call reset() first.")
         self._is_playing = False  # until there is a result
-        reply, calls = _reply_message(encodable(action))
+        reply, calls = _reply_message(encodable(action), self.tools)
         turn = self._wait(self._model.answer(reply))
         self.tool_results = _results(calls, turn.messages)
         observation, info = _observed(turn.messages)
@@ -376,12 +376,13 @@ def _completion(message: Mapping[str, Any], is_stream: bool) -> web.Response:
 _call_numbers = itertools.count()
 
 
-def _reply_message(action: str) -> tuple[dict[str, Any], tuple[ToolCall, ...]]:
+def _reply_message(action: str, tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], tuple[ToolCall, ...]]:
     """Return a reply as a message of the API, and its calls with ids. A reply that cannot be read is all text."""
     reply = parse_reply(action)
     if reply.problems or not reply.tool_calls:
         return {"role": "assistant", "content": action if reply.problems else reply.content}, ()
-    calls = tuple(ToolCall(c.name, c.arguments, f"call_{next(_call_numbers)}") for c in reply.tool_calls)
+    typed = typed_calls(reply.tool_calls, tools)
+    calls = tuple(ToolCall(c.name, c.arguments, f"call_{next(_call_numbers)}") for c in typed)
     listed = [
         {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))}}
         for c in calls

@@ -45,7 +45,7 @@ def returns_are_in_range(subject: Subject) -> str:
     """
     low, high = subject.return_range or (-math.inf, math.inf)
     require(
-        not subject.is_task or low >= -2 * high > -math.inf,
+        not subject.is_task or subject.return_range is None or low >= -2 * high > -math.inf,
         f"an episode may earn {low:g}, and {high:g} at most: bound costs by component_limits, or declare min_return",
     )
     totals = []

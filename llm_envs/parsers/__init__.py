@@ -96,7 +96,7 @@ from llm_envs.parsers.reply import (
     format_tool_call,
 )
 from llm_envs.parsers.response_template import create_response_parser
-from llm_envs.parsers.tag_calls import TagArguments
+from llm_envs.parsers.tag_calls import TagArguments, typed_arguments, typed_calls
 from llm_envs.parsers.xml_tags import create_xml_parser, xml_fields
 
 __all__ = [
@@ -127,6 +127,8 @@ __all__ = [
     "parse_reply",
     "plain_answer",
     "stated_answers",
+    "typed_arguments",
+    "typed_calls",
     "without_unit",
     "xml_fields",
 ]

@@ -9,7 +9,8 @@ such tag on its own line. So code that quotes a closing tag is read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,8 @@ __all__ = [
     "invoke_style",
     "read_function",
     "read_invokes",
+    "typed_arguments",
+    "typed_calls",
 ]
 
 _NAME = r"[^\s<>{}\[\]()\"',;]{1,200}"
@@ -41,6 +44,30 @@ class TagArguments(dict[str, Any]):
     __slots__ = ("texts",)
     texts: dict[str, str]
     """The text of each decoded argument, by name."""
+
+
+def typed_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call's arguments, with the model's own text for each parameter that is a string.
+
+    In tags `007` or `true` may be text; only the tool knows.
+
+    Args:
+        arguments: The arguments of a parsed call.
+        parameters: JSON Schema of the tool's arguments, of type object.
+    """
+    if not isinstance(arguments, TagArguments) or not arguments.texts:
+        return arguments
+    properties = parameters.get("properties") or {}
+    texts = {
+        name: text for name, text in arguments.texts.items() if (properties.get(name) or {}).get("type") == "string"
+    }
+    return {**arguments, **texts}
+
+
+def typed_calls(calls: Iterable[ToolCall], tools: Iterable[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    """Return calls with `typed_arguments`; `tools` are JSON Schemas in OpenAI's shape."""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    return tuple(replace(call, arguments=typed_arguments(call.arguments, schemas.get(call.name, {}))) for call in calls)
 
 
 def _decode(text: str) -> Any:

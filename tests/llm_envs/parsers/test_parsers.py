@@ -17,6 +17,7 @@ from llm_envs.parsers import (
     format_tool_call,
     last_number,
     parse_reply,
+    typed_calls,
 )
 from llm_envs.types import ToolCall
 
@@ -246,3 +247,16 @@ def test_what_the_table_says_of_other_tags_calls_without_arguments_and_the_last_
         "-3",
         "1234.5",
     ]
+
+
+def test_arguments_in_tags_are_typed_by_the_tools():
+    """A parameter that is a string gets the text as it was written; the others keep the decoded value."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": ["string", "null"]}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    written = "".join(f"<parameter={name}>\n{text}\n</parameter>" for name, text in (("a", " 007"), ("b", "null")))
+    calls = parse_reply(f"<tool_call><function=f>{written}</function></tool_call>").tool_calls
+    assert calls == (ToolCall("f", {"a": " 007", "b": None}),)
+    (call,) = parse_reply(f"<tool_call><function=f>{written.replace(' 007', '1.50')}</function></tool_call>").tool_calls
+    assert call.arguments == {"a": 1.5, "b": None}
+    assert typed_calls([call], tools) == (ToolCall("f", {"a": "1.50", "b": None}),)
+    assert typed_calls([ToolCall("g", {"a": 1})], tools) == (ToolCall("g", {"a": 1}),)
