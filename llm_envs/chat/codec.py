@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.chat.context import render_reply
-from llm_envs.chat.template import ChatTemplate, Schema, structured_reply
+from llm_envs.chat.renderer import serve
+from llm_envs.chat.template import Schema, structured_reply
 from llm_envs.chat.tokenization import WORD, Masked
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
@@ -47,14 +48,18 @@ class ChatCodec:
     """Encodes conversations for one tokenizer and its chat template.
 
     Args:
-        tokenizer: A tokenizer with a chat template.
+        tokenizer: The model's tokenizer.
         thinking: Passed to the template as `enable_thinking`; None keeps the template's default.
         chat_template: A Jinja template to use instead of the tokenizer's (a training template).
         template_kwargs: Further settings for the template (`reasoning_effort`, ...).
         parser: Splits an assistant's text into its parts for the template: for an oracle's reply, and for earlier turns
             when a history is rendered again.
+        renderer: Who writes conversations and reads replies. "template": the chat template and `parse_reply`. A name
+            of the library `renderers` ("minimax-m2", ...): that renderer. "auto": the template and `parse_reply`; a
+            renderer for what they cannot do, if the model's config.json says which (`serve`).
 
     Raises:
+        MissingExtraError: If the model needs `renderers`, and it is not installed.
         ModelError: If the chat template is missing, or ends an assistant turn without a special token.
     """
 
@@ -66,11 +71,14 @@ class ChatCodec:
         chat_template: str | None = None,
         template_kwargs: Schema | None = None,
         parser: Callable[[str], ParsedReply] = parse_reply,
+        renderer: str = "auto",
     ) -> None:
         kwargs = ({} if thinking is None else {"enable_thinking": thinking}) | dict(template_kwargs or {})
         self.tokenizer = tokenizer
         self.parser = parser
-        self.template = ChatTemplate(tokenizer, template=chat_template, kwargs=kwargs)
+        self.service = serve(tokenizer, renderer, chat_template=chat_template, kwargs=kwargs)
+        """Who writes conversations and reads replies."""
+        self.template = self.service.template
         self.shapes = TurnShapes(self.template)
         self._text = self.shapes.text
         self._prompt_is_shown: dict[object, bool] = {}
@@ -196,7 +204,15 @@ class ChatCodec:
         return np.concatenate([body, np.array(closing, dtype=np.int32)]).astype(np.int32)
 
     def decode_reply(self, token_ids: IdArray) -> str:
-        """Decode sampled ids to the action, without the tokens that close the turn; other special tokens are kept."""
+        """Decode sampled ids to the action, without the tokens that close the turn; other special tokens are kept.
+
+        If a renderer reads replies, the action is the reply in the canonical form.
+        """
+        text = self.decode_words(token_ids)
+        return text if self.service.reader is None else self.service.reader.read(text, self.template.generation_prompt)
+
+    def decode_words(self, token_ids: IdArray) -> str:
+        """Decode sampled ids to what the model wrote, without the tokens that close the turn."""
         ids = token_ids.tolist()
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -422,11 +438,12 @@ class ChatCodec:
         elif opened and rendered.startswith(before + tag):
             words = rendered[len(before + tag) :].removeprefix(space)
         elif opened and rendered.startswith(before):
-            words = f"\n</think>\n\n{rendered[len(before) :]}"
+            rest = rendered[len(before) :]
+            words = rest if rest.startswith("</think>") else f"\n</think>\n\n{rest}"
         else:
             return None
         if not self.closes_turns:
-            return words
+            return words.removesuffix(self.end_of_turn_text)
         if not reply.tool_calls:
             return words.removesuffix(self.shapes.answer_end) if words.endswith(self.shapes.answer_end) else None
         pieces = self._text.pieces(words)
