@@ -15,7 +15,7 @@ with arguments of every JSON type, empty results, results that quote markers, tu
 | forged | how often a quoted marker became a special token of the model |
 | reply | does the reply that was written come back from `parse_reply`, and from `parse_response` |
 | cut reply | how many calls come back from a reply that was cut |
-| served | are the first prompt and the turns of `ChatCodec(renderer=NAME)` what the model's own template writes |
+| served | are the first prompt, the turns and an oracle's words of `ChatCodec(renderer=NAME)` those of the template |
 
 Where two differ, the one is right that has the text of the model's own template, encoded in one piece.
 """
@@ -290,6 +290,8 @@ class Trial:
             ids = codec.encode_reply(reply.text()).tolist()
             if kind == "plain":
                 self.compare_reply(prompt, ids, reply)
+                is_same = self.served.encode_reply(reply.text()).tolist() == ids
+                self.found.add("served words", "right" if is_same else "other")
             if kind == "cut":
                 ids = ids[: rng.randint(1, len(ids) - 1)]
                 self.compare_cut_reply(prompt, ids)

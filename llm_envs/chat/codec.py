@@ -206,10 +206,12 @@ class ChatCodec:
     def decode_reply(self, token_ids: IdArray) -> str:
         """Decode sampled ids to the action, without the tokens that close the turn; other special tokens are kept.
 
-        If a renderer reads replies, the action is the reply in the canonical form.
+        If a renderer reads replies, the action is in the canonical form.
         """
-        text = self.decode_words(token_ids)
-        return text if self.service.reader is None else self.service.reader.read(text, self.template.generation_prompt)
+        if self.service.reader is None:
+            return self.decode_words(token_ids)
+        # Inkling's tokens that close a turn close its call too.
+        return self.service.reader.read(self.decode(token_ids), self.template.generation_prompt)
 
     def decode_words(self, token_ids: IdArray) -> str:
         """Decode sampled ids to what the model wrote, without the tokens that close the turn."""

@@ -15,7 +15,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llm_envs.chat.template import ChatTemplate, JinjaWriter
+from llm_envs.chat.template import ChatTemplate, JinjaWriter, Schema
 from llm_envs.chat.tokenization import any_of
 from llm_envs.errors import InvalidConfigError, ModelError, extra_needed
 from llm_envs.parsers import FORMATTERS, parse_reply
@@ -44,8 +44,12 @@ _OTHERS = {
 }
 """Names of the library that are no choice here, and why."""
 _PARSER = "parse_reply reads replies"
-_ASK = {"role": "user", "content": "x"}
-_CALL = {"type": "function", "id": "functions.look_up:0", "function": {"name": "look_up", "arguments": {"x": "y"}}}
+_ASK: Mapping[str, Any] = {"role": "user", "content": "x"}
+_CALLS: Mapping[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": {"x": "y"}}}],
+}
 
 
 class _Characters:
@@ -96,24 +100,26 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str, kwargs: Mapping[str, Any] | None = None) -> None:
-        with extra_needed(f"renderer={name!r} needs `renderers`: pip install 'llm-envs[agents]'."):
-            from renderers import config_from_name, create_renderer
         if name in _OTHERS:
             raise InvalidConfigError(f"renderer={name!r} cannot serve: {_OTHERS[name]}.")
+        with extra_needed(f"renderer={name!r} needs `renderers`: pip install 'llm-envs[agents]'."):
+            from renderers import config_from_name, create_renderer, merge_chat_template_kwargs
         self.name = name
         self._characters = _Characters(tokenizer)
         try:
-            config = config_from_name(name)
-            self._renderer = create_renderer(self._characters, config, chat_template_kwargs=dict(kwargs or {}))
-        except AssertionError as error:  # how the library says that a marker is missing
-            raise ModelError(f"the tokenizer does not fit the renderer {name!r}: {error}.") from error
+            config = merge_chat_template_kwargs(config_from_name(name), kwargs)
         except ValueError as error:
             raise InvalidConfigError(f"renderer={name!r}: {error}") from error
+        try:
+            self._renderer = create_renderer(self._characters, config)
+        except (AssertionError, ValueError) as error:  # how the library says that a marker is missing
+            raise ModelError(f"the tokenizer does not fit the renderer {name!r}: {error}.") from error
         self.source = " ".join(marker for marker in self._characters.asked_for if not marker.isspace())
 
-    def write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation_prompt: bool) -> str:
-        """Return the text of a conversation."""
-        ids = self._renderer.render_ids(messages, tools=tools or None, add_generation_prompt=generation_prompt)
+    def write(self, messages: list[dict[str, Any]], tools: Sequence[Schema], generation_prompt: bool) -> str:
+        """Return the text of a conversation. Calls without ids, and their results, get ids of Kimi K2's form."""
+        shown = [dict(tool) for tool in tools] or None
+        ids = self._renderer.render_ids(_with_ids(messages), tools=shown, add_generation_prompt=generation_prompt)
         return self._characters.decode(ids)
 
     def read(self, text: str, generation_prompt: str = "") -> str:
@@ -125,32 +131,44 @@ class Renderer:
         """
         encode = self._characters.encode
         parsed = self._renderer.parse_response(encode(text), prompt_ids=encode(generation_prompt))
-        thinking = parsed.reasoning_content or ""
-        parts = [
-            f"<think>\n{thinking}\n</think>\n\n" if parsed.reasoning_complete is not False else f"<think>\n{thinking}"
-        ]
-        parts = parts if thinking or parsed.reasoning_complete is False else []
-        parts.append(parsed.content)
-        for call in parsed.tool_calls:
-            # Without a schema, the library marks each bare string in XML-like calls as invalid JSON.
-            is_read = call.status == "ok" or (call.status == "invalid_json" and isinstance(call.arguments, dict))
-            parts += ["\n"] if parts[-1] else []
-            parts.append(
-                FORMATTERS["hermes"]([ToolCall(call.name, call.arguments or {}, call.id)])
-                if is_read
-                else f"<tool_call>\n{call.raw}\n</tool_call>"
-            )
-        return "".join(parts)
+        thinking, is_cut = parsed.reasoning_content or "", parsed.reasoning_complete is False
+        thought = f"<think>\n{thinking}" + ("" if is_cut else "\n</think>\n\n")
+        body = "\n".join([*([parsed.content] if parsed.content else []), *map(_canonical, parsed.tool_calls)])
+        return (thought if thinking or is_cut else "") + body
 
     def writes_calls_that_are_read(self) -> bool:
         """Return whether `parse_reply` reads a call in this renderer's form, so that it need not read replies."""
-        call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        ids, prompt = (
-            self._renderer.render_ids(messages, add_generation_prompt=is_prompt)
-            for messages, is_prompt in (([_ASK, call], False), ([_ASK], True))
-        )
+        ids = self._renderer.render_ids(_with_ids([_ASK, _CALLS]))
+        prompt = self._renderer.render_ids([_ASK], add_generation_prompt=True)
         n_common = next((i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), len(prompt))
         return bool(parse_reply(self._characters.decode(ids[n_common:])).tool_calls)
+
+
+def _canonical(call: Any) -> str:
+    """Return a call of the library in the canonical form, and one that it could not read as a broken call."""
+    # Without a schema, it calls a bare string among XML-like arguments invalid JSON.
+    if call.status == "ok" or (call.status == "invalid_json" and isinstance(call.arguments, Mapping)):
+        return FORMATTERS["hermes"]([ToolCall(call.name, call.arguments or {}, call.id)])
+    return f"<tool_call>\n{call.raw}\n</tool_call>"
+
+
+def _with_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which every call has an id, and every result the id of its call."""
+    with_ids: list[dict[str, Any]] = []
+    n_calls, unanswered = 0, list[str]()
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            call = {"id": f"functions.{call['function']['name']}:{n_calls}", **call}
+            calls.append(call)
+            unanswered.append(call["id"])
+            n_calls += 1
+        new = {**message, "tool_calls": calls} if calls else dict(message)
+        if message["role"] == "tool":
+            answered = unanswered.pop(0) if unanswered else f"functions.{message.get('name', 'tool')}:{n_calls}"
+            new.setdefault("tool_call_id", answered)
+        with_ids.append(new)
+    return with_ids
 
 
 class Service(NamedTuple):

@@ -82,7 +82,7 @@ class Writer(Protocol):
     def source(self) -> str:
         """A text that spells every marker which the writer writes."""
 
-    def write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation_prompt: bool) -> str:
+    def write(self, messages: list[dict[str, Any]], tools: Sequence[Schema], generation_prompt: bool) -> str:
         """Return the text of a conversation. It may raise any exception."""
 
 
@@ -116,11 +116,11 @@ class JinjaWriter:
         own = self._template or self._tokenizer.chat_template
         return str(own.get("default", "") if isinstance(own, dict) else own)
 
-    def write(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generation_prompt: bool) -> str:
+    def write(self, messages: list[dict[str, Any]], tools: Sequence[Schema], generation_prompt: bool) -> str:
         """Return the text of a conversation."""
         text = self._tokenizer.apply_chat_template(
             messages,
-            tools=tools or None,
+            tools=[dict(tool) for tool in tools] or None,
             chat_template=self._template,
             add_generation_prompt=generation_prompt,
             tokenize=False,
@@ -168,9 +168,7 @@ class ChatTemplate:
 
         given, shown_tools = self._adapt(messages, tools)
         try:
-            return self.writer.write(
-                [self._as_dict(message) for message in given], [dict(tool) for tool in shown_tools], generation_prompt
-            )
+            return self.writer.write([self._as_dict(message) for message in given], shown_tools, generation_prompt)
         except TemplateSyntaxError as error:
             raise ModelError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
         except Exception as error:  # Jinja's own errors, and any error that a template raises on purpose

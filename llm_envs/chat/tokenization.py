@@ -95,7 +95,9 @@ class SafeTokenizer:
         return self.marked_special | structure | soft
 
     def _is_soft(self, spelling: str) -> bool:
-        return spelling in self._source or spelling in _COMMON or _CONTROL.fullmatch(spelling) is not None
+        # Hunyuan's template composes its markers: "<think{}>".format(":opensource").
+        name = spelling.partition(":")[0]
+        return name in self._source or spelling in _COMMON or _CONTROL.fullmatch(spelling) is not None
 
     @cached_property
     def _marked_spelling(self) -> re.Pattern[str]:
