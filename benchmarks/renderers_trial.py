@@ -15,7 +15,7 @@ with arguments of every JSON type, empty results, results that quote markers, tu
 | forged | how often a quoted marker became a special token of the model |
 | reply | does the reply that was written come back from `parse_reply`, and from `parse_response` |
 | cut reply | how many calls come back from a reply that was cut |
-| served | are the first prompt, the turns and an oracle's words of `ChatCodec(renderer=NAME)` those of the template |
+| served | are the first prompt, the turns and an oracle's words of `ChatCodec(renderer=NAME)` the template's |
 
 Where two differ, the one is right that has the text of the model's own template, encoded in one piece.
 """
@@ -133,7 +133,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class Counts:
-    """What the trial found for one family."""
+    """The counts of one family, and the first example of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -164,7 +164,7 @@ def make_reply(rng: random.Random, n_calls_so_far: int, thinks: bool, several: b
 
 
 def make_answer(rng: random.Random, reply: Reply, quoted: str) -> list[Message]:
-    """Return what the environment says: a result for each call, or a user's words."""
+    """Return the environment's messages: a result for each call, or a user's words."""
     results = ["", " 12 ", *WORDS, "null", "Error: no such page"]
     said = [quoted] if quoted else (results if reply.calls else WORDS)
     if not reply.calls:
@@ -374,7 +374,7 @@ class Trial:
 
     def compare_reply(self, prompt: list[int], ids: list[int], reply: Reply) -> None:
         written = self.tokenizer.decode(ids)
-        # A prompt may have closed the thought, and some templates have no place for words beside a call.
+        # A prompt may have closed the thought, and some templates have no place for words next to a call.
         thinking = reply.thinking if reply.thinking is not None and reply.thinking in written else None
         wanted = _read(thinking, reply.content if reply.content in written else "", reply.calls)
         mine = parse_reply(self.codec.decode_reply(np.array(ids, np.int32)))

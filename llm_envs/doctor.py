@@ -122,7 +122,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
         call_text=call_text,
         stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
         cases=fork_cases(codec),
-        service=codec.service.said,
+        service=codec.service.description,
         problems=tuple(_problems(codec, ids, vocabulary_size)),
         notes=tuple(_notes(codec)),
     )

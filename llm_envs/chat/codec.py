@@ -56,7 +56,7 @@ class ChatCodec:
             when a history is rendered again.
         renderer: Who writes conversations and reads replies. "template": the chat template and `parse_reply`. A name
             of the library `renderers` ("minimax-m2", ...): that renderer. "auto": the template and `parse_reply`; a
-            renderer for what they cannot do, if the model's config.json says which (`serve`).
+            renderer for what they cannot do, if the model's config.json names the family (`serve`).
 
     Raises:
         MissingExtraError: If the model needs `renderers`, and it is not installed.

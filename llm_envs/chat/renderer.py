@@ -6,7 +6,7 @@ get a tokenizer of characters, so they make text. The codec encodes it like the 
 piece, and so that environment text never becomes a special token.
 
 A reply that `renderers` reads is written again in the canonical form (`<think>`, `<tool_call>`), because environments
-read that one. What the library can be relied on for: docs/reference/libraries.md.
+read that one. docs/reference/libraries.md has the trial that decided what the library is used for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OTHERS = {
     "default": "it is the tokenizer's own template",
     "gpt-oss": "it takes its ids from openai-harmony, which downloads a vocabulary; use the model's own template",
 }
-"""Names of the library that are no choice here, and why."""
+"""Names of the library that cannot be chosen here, and why."""
 _PARSER = "parse_reply reads replies"
 _ASK: Mapping[str, Any] = {"role": "user", "content": "x"}
 _CALLS: Mapping[str, Any] = {
@@ -112,7 +112,7 @@ class Renderer:
             raise InvalidConfigError(f"renderer={name!r}: {error}") from error
         try:
             self._renderer = create_renderer(self._characters, config)
-        except (AssertionError, ValueError) as error:  # how the library says that a marker is missing
+        except (AssertionError, ValueError) as error:  # the library's way to report a missing marker
             raise ModelError(f"the tokenizer does not fit the renderer {name!r}: {error}.") from error
         self.source = " ".join(marker for marker in self._characters.asked_for if not marker.isspace())
 
@@ -177,7 +177,7 @@ class Service(NamedTuple):
     template: ChatTemplate
     reader: Renderer | None
     """Reads replies; None: `parse_reply` does."""
-    said: str
+    description: str
     """Who serves, and why."""
 
 
@@ -215,14 +215,14 @@ def serve(
     Args:
         tokenizer: The model's tokenizer.
         renderer: "template": its Jinja template and `parse_reply`. A name: that renderer of `renderers`. "auto": the
-            template and `parse_reply`, but a renderer for what they cannot do, where config.json says which.
+            template and `parse_reply`, but a renderer for what they cannot do, where config.json names the family.
         chat_template: A Jinja template to use instead of the tokenizer's.
         kwargs: The template's settings.
 
     Raises:
-        InvalidConfigError: If a renderer is named beside a template, or does not exist.
+        InvalidConfigError: If both a renderer and a template are given, or the renderer does not exist.
         MissingExtraError: If the library is needed and not installed.
-        ModelError: If nobody can serve.
+        ModelError: If the model has neither a template nor a renderer.
     """
     jinja = chat_template or getattr(tokenizer, "chat_template", None)
     if renderer not in ("auto", "template"):
@@ -242,10 +242,10 @@ def serve(
 
 
 def _served_by(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, why: str) -> Service:
-    said = f"the renderer {renderer.name}, {why}"
+    who = f"the renderer {renderer.name}, {why}"
     if renderer.writes_calls_that_are_read():
-        return Service(ChatTemplate(tokenizer, renderer), None, f"{said}; {_PARSER}")
-    return Service(ChatTemplate(tokenizer, renderer), renderer, f"{said}; it reads replies too")
+        return Service(ChatTemplate(tokenizer, renderer), None, f"{who}; {_PARSER}")
+    return Service(ChatTemplate(tokenizer, renderer), renderer, f"{who}; it reads replies too")
 
 
 def _reader(tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> tuple[Renderer | None, str]:

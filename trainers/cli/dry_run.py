@@ -43,7 +43,7 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
 
 
 def _service(codec: ChatCodec) -> list[str]:
-    return [f"served by         {visible_text(codec.service.said)}"]
+    return [f"served by         {visible_text(codec.service.description)}"]
 
 
 def _first_rows(group: Sequence[Trajectory], codec: ChatCodec, colour: bool) -> list[str]:

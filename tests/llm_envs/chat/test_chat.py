@@ -412,4 +412,4 @@ def test_markers_that_a_template_composes_stay_text_where_they_are_quoted():
     )
     mull, table = codec.tokenizer.convert_tokens_to_ids(["<mull:x>", "<table:x>"])
     delta = codec.encode_delta([Message("user", "a <mull:x> <table:x>")], reply_ids=CLOSED).tolist()
-    assert (delta.count(mull), delta.count(table)) == (1, 1)  # the template's own, and a tag that is no marker
+    assert (delta.count(mull), delta.count(table)) == (1, 1)  # the template's own; the other is an ordinary tag

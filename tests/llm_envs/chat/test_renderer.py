@@ -54,7 +54,7 @@ def tokenizer_with(markers: list[str], eos: str, template: str | None = None) ->
 
 
 def saved(tokenizer: Any, folder: Path, model_type: str) -> PreTrainedTokenizerBase:
-    """Save a tokenizer beside a config.json, and load it from there."""
+    """Save a tokenizer and a config.json, and load the tokenizer from there."""
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return AutoTokenizer.from_pretrained(folder)
@@ -110,7 +110,7 @@ def test_a_quoted_marker_stays_text() -> None:
 def test_a_model_without_a_template_is_served_by_its_config(tmp_path: Path) -> None:
     """MiniMax M2's own forms, written by hand; the second reply was cut, and is closed."""
     codec = ChatCodec(saved(tokenizer_with(MINIMAX, "[e~["), tmp_path, "minimax_m2"))
-    assert "minimax-m2" in codec.service.said and "no Jinja template" in codec.service.said
+    assert "minimax-m2" in codec.service.description and "no Jinja template" in codec.service.description
     prompt = codec.decode(codec.encode_prompt([Message("system", "Be brief."), Message("user", "What is x?")]))
     assert prompt == "]~!b[]~b]system\nBe brief.[e~[\n]~b]user\nWhat is x?[e~[\n]~b]ai\n<think>\n"
     call = codec.encode_reply(CALL)
@@ -142,7 +142,10 @@ def test_a_renderer_reads_the_calls_that_parse_reply_does_not_know(tmp_path: Pat
     """The template is the model's own; replies are read to the canonical form."""
     tokenizer = saved(tokenizer_with(INKLING, "<|content_model_end_sampling|>", TEMPLATE), tmp_path, "inkling_mm_model")
     codec = ChatCodec(tokenizer)
-    assert codec.service.said.startswith("the model's own template") and "inkling reads" in codec.service.said
+    assert (
+        codec.service.description.startswith("the model's own template")
+        and "inkling reads" in codec.service.description
+    )
     call = codec.encode_reply(CALL)
     assert codec.decode_words(call) == 'look_up<|content_invoke_tool_json|>{"name": "look_up", "args": {"x": "é"}}'
     assert codec.decode_reply(call) == CALL
@@ -151,7 +154,7 @@ def test_a_renderer_reads_the_calls_that_parse_reply_does_not_know(tmp_path: Pat
     assert cut.problems and not cut.tool_calls
     diagnosis = diagnose(codec)
     assert diagnosis.call_format == "inkling" and not diagnosis.problems
-    assert f"served by         {codec.service.said}" in show_diagnosis(diagnosis)
+    assert f"served by         {codec.service.description}" in show_diagnosis(diagnosis)
     own = ChatCodec(tokenizer, renderer="template")
     assert own.service.reader is None and not own.parser(own.decode_reply(call)).tool_calls
 
@@ -228,6 +231,6 @@ def test_without_the_library(tmp_path: Path) -> None:
     """A model with a template is served by it; without one, the error names the extra."""
     template = family_tokenizer("qwen3").chat_template
     codec = ChatCodec(saved(tokenizer_with(MINIMAX, "<|im_end|>", template), tmp_path / "with", "minimax_m2"))
-    assert "minimax-m2" in codec.service.said and codec.service.reader is None
+    assert "minimax-m2" in codec.service.description and codec.service.reader is None
     with pytest.raises(MissingExtraError, match=r"renderer='minimax-m2'.*\[agents\]"):
         ChatCodec(saved(tokenizer_with(MINIMAX, "[e~["), tmp_path / "without", "minimax_m2"))
