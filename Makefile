@@ -140,8 +140,8 @@ test-examples: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest $(call MARKED,examples) $(call FILES,examples) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
-# Bridges to other suites: each file of tests in the environment that has its suite.
-VERIFIERS_TESTS := test_(verifiers_taskset|verifiers_env|nemo_gym).py
+# Bridges to other suites, and the renderers: each file of tests in the environment that has its library.
+VERIFIERS_TESTS := test_(verifiers_taskset|verifiers_env|nemo_gym|renderer).py
 test-bridges: $(VENV)/.stamp $(VENV_SUITES)/.stamp $(VENV_VERIFIERS)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,bridges) $(PARALLEL) $(PYTEST_ARGS)

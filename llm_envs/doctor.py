@@ -18,7 +18,7 @@ from llm_envs.parsers import detect_format, parse_reply
 from llm_envs.registration import task_spec
 from llm_envs.rollout.token_transcript import TokenTranscript
 from llm_envs.tracking.loggers import visible_text
-from llm_envs.types import Message, Row, Trajectory
+from llm_envs.types import IdArray, Message, Row, Trajectory
 
 __all__ = [
     "Diagnosis",
@@ -75,12 +75,15 @@ class Diagnosis:
     thinking: str
     """"no place", "kept", or "opened" (the prompt for a turn ends inside a thinking block)."""
     call_format: str | None
-    """Name (in `llm_envs.parsers`) of the format in which the template writes a call; None if it writes no calls."""
+    """Name (in `llm_envs.parsers`, or of the renderer that reads calls) of the format in which the template writes a
+    call; None if it writes no calls."""
     call_text: str
     """A call in that format."""
     stop_tokens: tuple[str, ...]
     """Tokens at which a turn ends."""
     cases: tuple[ForkCase, ...]
+    service: str
+    """Who writes conversations and reads replies, and why."""
     problems: tuple[str, ...]
     """Reasons why the model cannot be trained on."""
     notes: tuple[str, ...]
@@ -111,17 +114,18 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
     """
     traits = codec.template.traits
     ids = codec.encode_reply(CALL)
-    call_text = codec.decode_reply(ids)
+    call_text = codec.decode_words(ids)
     roles = ("system",) * traits.system + ("user", "assistant") + ("tool",) * traits.tool_role
     return Diagnosis(
         roles=roles,
         tools=traits.tools,
         thinking=_thinking(codec),
-        call_format=detect_format(call_text) if traits.tool_calls else codec.own_call_format,
+        call_format=_call_format(codec, call_text),
         call_text=call_text,
         stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
         cases=fork_cases(codec),
-        problems=tuple(_problems(codec, call_text, vocabulary_size)),
+        service=codec.service.description,
+        problems=tuple(_problems(codec, ids, vocabulary_size)),
         notes=tuple(_notes(codec)),
     )
 
@@ -182,6 +186,7 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
         )
     tools = "in the template" if diagnosis.tools else "not in the template: written into the system prompt"
     lines = [
+        f"served by         {diagnosis.service}",
         f"roles             {', '.join(diagnosis.roles)}",
         f"tools             {tools}",
         f"tool calls        {diagnosis.call_format or 'no own format: the canonical <tool_call> JSON'}, "
@@ -254,10 +259,18 @@ def _excerpt(text: str, start: int, at: int) -> str:
     return repr(piece + "..." * (at + 40 < len(text)))
 
 
-def _problems(codec: ChatCodec, call_text: str, vocabulary_size: int | None) -> list[str]:
+def _call_format(codec: ChatCodec, call_text: str) -> str | None:
+    if not codec.template.traits.tool_calls:
+        return codec.own_call_format
+    return detect_format(call_text) if codec.service.reader is None else codec.service.reader.name
+
+
+def _problems(codec: ChatCodec, call_ids: IdArray, vocabulary_size: int | None) -> list[str]:
     problems = []
-    if codec.template.traits.tools and codec.template.traits.tool_calls and not codec.parser(call_text).tool_calls:
-        problems.append(f"the parser cannot read a call that the template writes: {call_text!r}.")
+    is_read = bool(codec.parser(codec.decode_reply(call_ids)).tool_calls)
+    if codec.template.traits.tools and codec.template.traits.tool_calls and not is_read:
+        written = codec.decode_words(call_ids)
+        problems.append(f"the parser cannot read a call that the template writes: {written!r}.")
     if vocabulary_size is not None and len(codec.tokenizer) > vocabulary_size:
         problems.append(
             f"the tokenizer has {len(codec.tokenizer)} tokens, the model {vocabulary_size}: ids beyond them have no "

@@ -19,14 +19,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm_envs.chat.context import render_reply
-from llm_envs.chat.template import ChatTemplate, Schema, structured_reply
-from llm_envs.chat.tokenization import WORD, Masked, common_length
+from llm_envs.chat.renderer import serve
+from llm_envs.chat.template import Schema, structured_reply
+from llm_envs.chat.tokenization import WORD, Masked, common_length, generation_ends
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
 from llm_envs.parsers import FORMATTERS, OWN_TOKENS, ParsedReply, detect_format, format_tool_call, parse_reply
@@ -48,14 +48,18 @@ class ChatCodec:
     """Encodes conversations for one tokenizer and its chat template.
 
     Args:
-        tokenizer: A tokenizer with a chat template.
+        tokenizer: The model's tokenizer.
         thinking: Passed to the template as `enable_thinking`; None keeps the template's default.
         chat_template: A Jinja template to use instead of the tokenizer's (a training template).
         template_kwargs: Further settings for the template (`reasoning_effort`, ...).
         parser: Splits an assistant's text into its parts for the template: for an oracle's reply, and for earlier turns
             when a history is rendered again.
+        renderer: Who writes conversations and reads replies. "template": the chat template and `parse_reply`. A name
+            of the library `renderers` ("minimax-m2", ...): that renderer. "auto": the template and `parse_reply`; a
+            renderer for what they cannot do, if the model's config.json names the family (`serve`).
 
     Raises:
+        MissingExtraError: If the model needs `renderers`, and it is not installed.
         ModelError: If the chat template is missing, or ends an assistant turn without a special token.
     """
 
@@ -67,11 +71,14 @@ class ChatCodec:
         chat_template: str | None = None,
         template_kwargs: Schema | None = None,
         parser: Callable[[str], ParsedReply] = parse_reply,
+        renderer: str = "auto",
     ) -> None:
         kwargs = ({} if thinking is None else {"enable_thinking": thinking}) | dict(template_kwargs or {})
         self.tokenizer = tokenizer
         self.parser = parser
-        self.template = ChatTemplate(tokenizer, template=chat_template, kwargs=kwargs)
+        self.service = serve(tokenizer, renderer, chat_template=chat_template, kwargs=kwargs)
+        """Who writes conversations and reads replies."""
+        self.template = self.service.template
         self.shapes = TurnShapes(self.template)
         self._text = self.shapes.text
         self._prompt_is_shown: dict[object, bool] = {}
@@ -198,7 +205,17 @@ class ChatCodec:
         return np.concatenate([body, np.array(closing, dtype=np.int32)]).astype(np.int32)
 
     def decode_reply(self, token_ids: IdArray) -> str:
-        """Decode sampled ids to the action, without the tokens that close the turn; other special tokens are kept."""
+        """Decode sampled ids to the action, without the tokens that close the turn; other special tokens are kept.
+
+        If a renderer reads replies, the action is in the canonical form.
+        """
+        if self.service.reader is None:
+            return self.decode_words(token_ids)
+        # Inkling's tokens that close a turn close its call too.
+        return self.service.reader.read(self.decode(token_ids), self.template.generation_prompt)
+
+    def decode_words(self, token_ids: IdArray) -> str:
+        """Decode sampled ids to what the model wrote, without the tokens that close the turn."""
         ids = token_ids.tolist()
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -436,7 +453,7 @@ class ChatCodec:
             return None
         words = self._after_prompt(rendered)
         if words is None or not self.closes_turns:
-            return words
+            return words and words.removesuffix(self.end_of_turn_text)
         if not reply.tool_calls:
             return words.removesuffix(self.shapes.answer_end) if words.endswith(self.shapes.answer_end) else None
         pieces = self._text.pieces(words)
@@ -462,22 +479,6 @@ class ChatCodec:
         if block.problems or block.content or block.thinking != "":
             return None
         return "".join(turn[n_common:]).removeprefix("</think>")
-
-
-def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids at which the model's `generation_config.json` ends generation; nothing is downloaded for it.
-
-    OLMo 3 lists its `<|im_end|>` there, and not in its tokenizer.
-    """
-    from transformers.utils import cached_file
-
-    try:
-        path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
-        listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # missing, or not an object of JSON
-        return []
-    ids = listed if isinstance(listed, list) else [listed]
-    return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]
 
 
 def _contains_in_order(words: str, parts: Sequence[str]) -> bool:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_envs.chat.tokenization import any_of, common_length
 from llm_envs.errors import ModelError
@@ -31,7 +31,7 @@ from llm_envs.types import Message, ToolCall
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatTemplate", "TemplateTraits", "structured_reply"]
+__all__ = ["ChatTemplate", "JinjaWriter", "TemplateTraits", "Writer", "structured_reply"]
 
 Schema = Mapping[str, Any]
 _WORD = "qzPROBEzq"  # Only letters, so that no template trims or escapes it.
@@ -81,8 +81,19 @@ class TemplateTraits:
     """Every call needs an id."""
 
 
-class ChatTemplate:
-    """Renders conversations with a tokenizer's chat template.
+class Writer(Protocol):
+    """Writes a conversation as text: a Jinja template, or the library `renderers`."""
+
+    @property
+    def source(self) -> str:
+        """A text that spells every marker which the writer writes."""
+
+    def write(self, messages: list[dict[str, Any]], tools: Sequence[Schema], generation_prompt: bool) -> str:
+        """Return the text of a conversation. It may raise any exception."""
+
+
+class JinjaWriter:
+    """A tokenizer's Jinja template.
 
     Args:
         tokenizer: A tokenizer.
@@ -90,7 +101,7 @@ class ChatTemplate:
         kwargs: Passed to the template (`enable_thinking`, `reasoning_effort`, ...).
 
     Raises:
-        ModelError: If the template is missing, or does not show user messages.
+        ModelError: If the template is missing.
     """
 
     def __init__(
@@ -101,9 +112,43 @@ class ChatTemplate:
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template: use the instruction-tuned version of "
                 "the model, or set tokenizer.chat_template to a Jinja template."
             )
+        self._tokenizer = tokenizer
+        self._template = template
+        self._kwargs: dict[str, Any] = dict(kwargs or {})
+
+    @property
+    def source(self) -> str:
+        """The template's Jinja source."""
+        own = self._template or self._tokenizer.chat_template
+        return str(own.get("default", "") if isinstance(own, dict) else own)
+
+    def write(self, messages: list[dict[str, Any]], tools: Sequence[Schema], generation_prompt: bool) -> str:
+        """Return the text of a conversation."""
+        text = self._tokenizer.apply_chat_template(
+            messages,
+            tools=[dict(tool) for tool in tools] or None,
+            chat_template=self._template,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+            **self._kwargs,
+        )
+        return str(text)
+
+
+class ChatTemplate:
+    """Renders conversations with a chat template.
+
+    Args:
+        tokenizer: A tokenizer.
+        writer: The template; None means the tokenizer's own.
+
+    Raises:
+        ModelError: If the template is missing, or does not show user messages.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, writer: Writer | None = None) -> None:
         self.tokenizer = tokenizer
-        self.template = template
-        self.kwargs: dict[str, Any] = dict(kwargs or {})
+        self.writer = writer or JinjaWriter(tokenizer)
         self.refusal = ""
         """The template's reason for refusing a call, if it does; then `traits.tool_calls` is False."""
         self.traits = TemplateTraits()
@@ -111,9 +156,8 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template's Jinja source."""
-        own = self.template or self.tokenizer.chat_template
-        return str(own.get("default", "") if isinstance(own, dict) else own)
+        """A text that spells every marker which the template writes."""
+        return self.writer.source
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Schema] = (), *, generation_prompt: bool = True
@@ -132,20 +176,12 @@ class ChatTemplate:
 
         given, shown_tools = self._adapt(messages, tools)
         try:
-            text = self.tokenizer.apply_chat_template(
-                [self._as_dict(message) for message in given],
-                tools=[dict(tool) for tool in shown_tools] or None,
-                chat_template=self.template,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self.kwargs,
-            )
+            return self.writer.write([self._as_dict(message) for message in given], shown_tools, generation_prompt)
         except TemplateSyntaxError as error:
             raise ModelError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
         except Exception as error:  # Jinja's own errors, and any error that a template raises on purpose
             roles = [message.role for message in messages]
             raise ModelError(f"the chat template refuses messages with the roles {roles}: {error}") from error
-        return str(text)
 
     @cached_property
     def generation_prompt(self) -> str:

@@ -7,11 +7,13 @@ enough, so the special tokens among the encoded ids are checked.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from llm_envs.types import IdArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length"]
+__all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length", "generation_ends"]
 
 
 # A placeholder for text while a template is rendered. Only letters, so that no template trims or escapes it, and random
@@ -95,7 +97,9 @@ class SafeTokenizer:
         return self.marked_special | structure | soft
 
     def _is_soft(self, spelling: str) -> bool:
-        return spelling in self._source or spelling in _COMMON or _CONTROL.fullmatch(spelling) is not None
+        # Hunyuan's template composes its markers: "<think{}>".format(":opensource").
+        name = spelling.partition(":")[0]
+        return name in self._source or spelling in _COMMON or _CONTROL.fullmatch(spelling) is not None
 
     @cached_property
     def _marked_spelling(self) -> re.Pattern[str]:
@@ -204,3 +208,19 @@ def any_of(spellings: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds, and splits at, each of these spellings, longest first."""
     longest_first = sorted(spellings, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")" if longest_first else "((?!))")
+
+
+def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids at which the model's `generation_config.json` ends generation; nothing is downloaded for it.
+
+    OLMo 3 lists its `<|im_end|>` there, and not in its tokenizer.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
+        listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):  # missing, or not an object of JSON
+        return []
+    ids = listed if isinstance(listed, list) else [listed]
+    return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]

@@ -167,9 +167,9 @@ class TurnShapes:
         ends, continued = self.text.pieces(ending), self.text.pieces(followed)
         special = [self.text.marked_special.__contains__(piece) for piece in ends]
         n_common = common_length(ends, continued)
-        if not any(special) or (calls and not self._closes_answers()):
+        last = max((i for i, is_special in enumerate(special) if is_special), default=-1)
+        if last < 0 or (calls and not self._closes_answers() and ends[last] != self._before_user.anchor):
             return self._closed_by_next_role(followed, ends, continued, n_common)
-        last = max(i for i, is_special in enumerate(special) if is_special)
         common = [i for i in range(n_common) if special[i]]
         if last < n_common or (common and not calls):
             at = last if last < n_common else common[-1]
@@ -206,6 +206,10 @@ class TurnShapes:
     def answer_end(self) -> str:
         """The template's text after the last words of a final answer."""
         return _behind(self.template.render([ASK, Message("assistant", WORD)], generation_prompt=False))
+
+    @property
+    def _before_user(self) -> TurnShape:
+        return self.of((Message("user", WORD),), True)
 
     def _closes_answers(self) -> bool:
         return any(piece in self.text.marked_special for piece in self.text.pieces(self.answer_end))

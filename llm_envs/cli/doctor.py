@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     context_length = getattr(text, "max_position_embeddings", None)
     diagnosis = doctor.diagnose(codec, vocabulary_size=vocabulary_size)
     print(visible_text(f"model             {arguments.model}"))
-    source = arguments.chat_template_path or "the model's own"
-    print(visible_text(f"template          {source}"))
+    if arguments.chat_template_path is not None:
+        print(visible_text(f"template          {arguments.chat_template_path}"))
     print(doctor.show_diagnosis(diagnosis))
     trajectory = doctor.play_oracle(codec, arguments.env)
     colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())

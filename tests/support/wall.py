@@ -46,6 +46,7 @@ TARGETS = {
 }
 """NAME of `make test-NAME`: its rooms. "servers" has tests only: the servers of environments are in the core."""
 TESTS_ELSEWHERE = {
+    "tests/llm_envs/chat/test_renderer.py": "bridges",
     "tests/llm_envs/checker/test_check_suites.py": "benchmarks",
     "tests/llm_envs/evaluation/test_standard.py": "benchmarks",
     "tests/llm_envs/rollout/workers/test_server.py": "servers",
@@ -54,7 +55,7 @@ TESTS_ELSEWHERE = {
     "tests/trainers/grpo/test_grpo_agents.py": "agents",
     "tests/trainers/grpo/test_grpo_ray.py": "ray",
 }
-"""Tests of a room together with a part of the core, in that part's folder."""
+"""Tests of a room together with a part of the core, in that part's folder, and of what needs a room's library."""
 
 
 def outside_room(module: str) -> str | None:

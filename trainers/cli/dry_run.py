@@ -39,7 +39,11 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
     group = trainer.play_sample()
     lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
     codec = cast("ChatCodec", trainer.collector.codec)
-    return "\n".join([*lines, *_episodes(group), *_first_rows(group, codec, colour)])
+    return "\n".join([*lines, *_service(codec), *_episodes(group), *_first_rows(group, codec, colour)])
+
+
+def _service(codec: ChatCodec) -> list[str]:
+    return [f"served by         {visible_text(codec.service.description)}"]
 
 
 def _first_rows(group: Sequence[Trajectory], codec: ChatCodec, colour: bool) -> list[str]:
@@ -77,6 +81,7 @@ def _supervised(trainer: EnvSFTTrainer, colour: bool) -> list[str]:
         *_steps(args, len(rows), "rows"),
         f"learning rate     {args.learning_rate:g}",
         *_trained(trainer),
+        *_service(codec),
         "",
         "the first row; what is trained is marked:",
         *_row("row 0", _marked(rows[0]["input_ids"], [label != -100 for label in rows[0]["labels"]]), codec, colour),
@@ -119,6 +124,7 @@ def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
         *_steps(args, len(trainer.pairs), "pairs"),
         _of_dpo(args),
         *_trained(trainer),
+        *_service(codec),
         *_first_pair(trainer.pairs, codec, colour),
     ]
 

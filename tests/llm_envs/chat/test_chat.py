@@ -430,3 +430,58 @@ def test_the_ends_of_the_generation_config_are_stop_tokens(tmp_path):
         assert ChatCodec(tokenizer).stop_token_ids == plain + added
     config.write_text("[")
     assert ChatCodec(tokenizer).stop_token_ids == plain
+
+
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+
+
+def codec_of(template: str, *markers: str) -> ChatCodec:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in markers])
+    tokenizer.chat_template = template
+    return ChatCodec(tokenizer)
+
+
+def test_a_turn_without_a_thought_closes_the_open_one_once():
+    """GLM 4.7's template closes the thought that the prompt has opened, by itself."""
+    codec = codec_of(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '</think>' }}{% endif %}"
+        "{{ m.content }}" + CALLS + "<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+    )
+    assert codec.decode_reply(codec.encode_reply("Four.")) == "</think>Four."
+    call = codec.decode_reply(codec.encode_reply(format_tool_call("f", x="1")))
+    assert call.startswith("</think><tool_call>") and call.count("</think>") == 1
+    assert codec.decode_reply(codec.encode_reply("<think>Hm.</think>Four.")) == "Hm.</think>Four."
+
+
+def test_a_call_ends_with_the_token_that_answers_get_only_when_something_follows():
+    """Hunyuan 3's template writes it behind each call, and behind an answer that is not the last."""
+    codec = codec_of(
+        "{% for m in messages %}{% if m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response>{% else %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}" + CALLS + "{% endif %}"
+        "{% if m.role == 'assistant' and (m.tool_calls or not loop.last) %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    end = codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert (codec.end_of_turn_id, codec.end_of_call_id) == (end, end)
+    call = codec.encode_reply(format_tool_call("f", x="1"))
+    assert call.tolist().count(end) == 1 and call[-1] == end
+    after = "<tool_response>12</tool_response><|im_start|>assistant\n"
+    heard = [Message("tool", "12", metadata={"name": "f"})]
+    assert codec.decode(codec.encode_delta(heard, reply_ids=call)) == after
+    assert codec.decode(codec.encode_delta(heard, reply_ids=call[:-1])) == f"<|im_end|>{after}"
+
+
+def test_markers_that_a_template_composes_stay_text_where_they_are_quoted():
+    """Hunyuan 3's template writes "<think{}>".format(":opensource")."""
+    codec = codec_of(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<mull{}>'.format(':x') }}{% endif %}",
+        "<mull:x>",
+        "<table:x>",
+    )
+    mull, table = codec.tokenizer.convert_tokens_to_ids(["<mull:x>", "<table:x>"])
+    delta = codec.encode_delta([Message("user", "a <mull:x> <table:x>")], reply_ids=CLOSED).tolist()
+    assert (delta.count(mull), delta.count(table)) == (1, 1)  # the template's own; the other is an ordinary tag
