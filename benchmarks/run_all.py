@@ -32,6 +32,7 @@ PLAIN = (
     "memory",
     "env_steps",
     "codec_turns",
+    "parsing",
     "collector_scripted",
     "grpo_step",
     "training_steps",
