@@ -1,4 +1,4 @@
-"""What it costs to take a reply apart: microseconds a reply of each format, by `parse_reply`, which finds the format.
+"""The cost of taking a reply apart: microseconds a reply of each format, by `parse_reply`, which finds the format.
 
     python benchmarks/parsing.py [--check] [--out FILE]
 

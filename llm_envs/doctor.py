@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.chat.template import structured_reply
 from llm_envs.chat.tokenization import common_length
 from llm_envs.errors import ModelError
-from llm_envs.parsers import detect_format, parse_reply
+from llm_envs.parsers import detect_format, format_tool_call, parse_reply
 from llm_envs.registration import task_spec
 from llm_envs.rollout.token_transcript import TokenTranscript
 from llm_envs.tracking.loggers import visible_text
-from llm_envs.types import IdArray, Message, Row, Trajectory
+from llm_envs.types import IdArray, Message, Row, ToolCall, Trajectory
 
 __all__ = [
     "Diagnosis",
@@ -84,6 +84,8 @@ class Diagnosis:
     cases: tuple[ForkCase, ...]
     service: str
     """Who writes conversations and reads replies, and why."""
+    trials: Mapping[str, bool]
+    """Trials with this tokenizer and template -> whether each held."""
     problems: tuple[str, ...]
     """Reasons why the model cannot be trained on."""
     notes: tuple[str, ...]
@@ -125,6 +127,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
         stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
         cases=fork_cases(codec),
         service=codec.service.description,
+        trials={name: trial(codec) for name, trial in _TRIALS.items()},
         problems=tuple(_problems(codec, ids, vocabulary_size)),
         notes=tuple(_notes(codec)),
     )
@@ -202,6 +205,8 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
         lines.append(
             "  a training template may keep more: --chat-template-path FILE shows it, use_training_template=True has it"
         )
+    for name, held in diagnosis.trials.items():
+        lines.append(f"tried             {name}: {'holds' if held else 'DOES NOT HOLD'}")
     lines += [f"note              {note}" for note in diagnosis.notes]
     lines += [f"PROBLEM           {problem}" for problem in diagnosis.problems]
     return "\n".join(visible_text(line) for line in lines)
@@ -257,6 +262,42 @@ def _first_difference(written: str, shown: str) -> str:
 def _excerpt(text: str, start: int, at: int) -> str:
     piece = text[start : at + 40]
     return repr(piece + "..." * (at + 40 < len(text)))
+
+
+def _reads_back(codec: ChatCodec, *calls: ToolCall) -> bool:
+    """Return whether an oracle's calls, written in the model's form, are read as the same calls."""
+    words = "\n".join(format_tool_call(call.name, **call.arguments) for call in calls)
+    try:
+        reply = codec.parser(codec.decode_reply(codec.encode_reply(words)))
+    except ModelError:  # the template writes one call a turn
+        return False
+    return [(call.name, dict(call.arguments)) for call in reply.tool_calls] == [
+        (call.name, dict(call.arguments)) for call in calls
+    ]
+
+
+def _forges_nothing(codec: ChatCodec) -> bool:
+    """Return whether an observation with the model's own markers adds none to a row."""
+    hostile = "".join(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids) + "</think>"
+    ids = codec.encode_reply(CALL)
+    added = codec.tokenizer.added_tokens_decoder
+    marks = [
+        [
+            id_
+            for id_ in codec.encode_delta([replace(_NEXT["user"][0], content=text)], reply_ids=ids).tolist()
+            if id_ in added
+        ]
+        for text in ("x", hostile)
+    ]
+    return marks[0] == marks[1]
+
+
+_LOOK_UP = ToolCall("look_up", {"word": 'té "a"\nb', "n": 3, "is_new": True, "items": [1, {"a": "b"}]})
+_TRIALS: Mapping[str, Callable[[ChatCodec], bool]] = {
+    "an oracle's call is read back, with text, numbers, lists and objects": lambda codec: _reads_back(codec, _LOOK_UP),
+    "two calls in a turn": lambda codec: _reads_back(codec, _LOOK_UP, ToolCall("close", {})),
+    "an observation with the model's markers stays text": _forges_nothing,
+}
 
 
 def _call_format(codec: ChatCodec, call_text: str) -> str | None:

@@ -29,7 +29,15 @@ from llm_envs.chat.template import Schema, structured_reply
 from llm_envs.chat.tokenization import WORD, Masked, common_length, generation_ends
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
-from llm_envs.parsers import FORMATTERS, OWN_TOKENS, ParsedReply, detect_format, format_tool_call, parse_reply
+from llm_envs.parsers import (
+    FORMATTERS,
+    OWN_TOKENS,
+    THINKING_TAGS,
+    ParsedReply,
+    detect_format,
+    format_tool_call,
+    parse_reply,
+)
 from llm_envs.types import IdArray, Message
 
 if TYPE_CHECKING:
@@ -475,10 +483,17 @@ class ChatCodec:
         # The prompt ends with an empty block of thinking, which the turn writes otherwise (DeepSeek V3.2, Gemma 4).
         prompt, turn = self._text.pieces(self._answer_prompt), self._text.pieces(rendered)
         n_common = common_length(prompt, turn)
-        block = self.parser("".join(prompt[n_common:]))  # no problem, but no words either
+        rest, words = "".join(prompt[n_common:]), "".join(turn[n_common:])
+        if (closing := THINKING_TAGS.get(rest.strip())) is not None:  # a thought that the prompt opens (Cohere)
+            return closing + words.removeprefix(closing)
+        block = self.parser(rest)  # no problem, but no words either
         if block.problems or block.content or block.thinking != "":
-            return None
-        return "".join(turn[n_common:]).removeprefix("</think>")
+            reply = self.parser(
+                words
+            )  # the prompt begins a thought with words, which a turn of calls leaves out (Apriel)
+            is_plain = self._text.marked_special.isdisjoint(prompt[n_common:])
+            return words if is_plain and reply.tool_calls and not reply.content else None
+        return words.removeprefix("</think>")
 
 
 def _contains_in_order(words: str, parts: Sequence[str]) -> bool:

@@ -83,7 +83,15 @@ from types import MappingProxyType
 
 from llm_envs.parsers.answers import create_answer_parser, extract_boxed, last_number, parse_boxed
 from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
-from llm_envs.parsers.formats import FAMILIES, FORMATTERS, OWN_TOKENS, create_reply_parser, detect_format, parse_reply
+from llm_envs.parsers.formats import (
+    FAMILIES,
+    FORMATTERS,
+    OWN_TOKENS,
+    THINKING_TAGS,
+    create_reply_parser,
+    detect_format,
+    parse_reply,
+)
 from llm_envs.parsers.natural import is_doubtful, natural_answers, plain_answer, stated_answers, without_unit
 from llm_envs.parsers.react import create_react_parser
 from llm_envs.parsers.reply import (
@@ -105,6 +113,7 @@ __all__ = [
     "OWN_TOKENS",
     "PARSERS",
     "QUIRKS",
+    "THINKING_TAGS",
     "Fenced",
     "ParsedReply",
     "Parser",

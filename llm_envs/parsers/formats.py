@@ -52,7 +52,15 @@ from llm_envs.parsers.tagged import (
 )
 from llm_envs.types import ToolCall
 
-__all__ = ["FAMILIES", "FORMATTERS", "OWN_TOKENS", "create_reply_parser", "detect_format", "parse_reply"]
+__all__ = [
+    "FAMILIES",
+    "FORMATTERS",
+    "OWN_TOKENS",
+    "THINKING_TAGS",
+    "create_reply_parser",
+    "detect_format",
+    "parse_reply",
+]
 
 
 def _block(name: str, opening: str, closing: str, read: Callable[..., tuple[Calls, int]], **options: Any) -> Block:
@@ -212,6 +220,8 @@ _AUTO = ReplyGrammar(
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
     unread=_UNREAD,
 )
+THINKING_TAGS: Mapping[str, str] = MappingProxyType({p.opening: p.closing for p in _AUTO.thinking.values()})
+"""The closing tag of thinking by the opening one, of all families."""
 _IN_MESSAGES = ReplyGrammar(thinking=())
 
 

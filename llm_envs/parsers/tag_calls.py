@@ -95,6 +95,8 @@ class TagStyle:
     """Closing tag, as it is."""
     is_stripped: bool = False
     """Whether to remove a line break at either end of a value."""
+    has_cdata: bool = False
+    """Whether a string may stand in `<![CDATA[...]]>`."""
 
     @cached_property
     def head(self) -> re.Pattern[str]:
@@ -164,6 +166,7 @@ MINICPM = TagStyle(
     function_end="</function>",
     parameter=r'<param name="([^\s"<>]{1,200})">',
     parameter_end="</param>",
+    has_cdata=True,
 )
 KIMI_K3 = TagStyle(
     function=rf'<\|open\|>call tool="({_NAME})"(?: index="\d{{1,9}}")?<\|sep\|>',
@@ -211,6 +214,8 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
         if style.is_stripped:
             value = value.removeprefix("\n").removesuffix("\n")
         is_text = match.re.groups > 1 and match[2] in ("true", "string")
+        if style.has_cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
+            value, is_text = value[9:-3], True
         key = match[1].strip()
         if key in arguments:
             raise BrokenCallError(f"the argument {key[:20]!r} stands twice in one tool call")

@@ -39,6 +39,8 @@ def test_gpt_oss():
     assert found.stop_tokens == ("<|return|>", "<|call|>")
     assert found.call_format == "harmony" and "to=functions.look_up" in found.call_text
     assert found.forks and not found.problems
+    assert [name for name, held in found.trials.items() if not held] == ["two calls in a turn"]
+    assert "two calls in a turn: DOES NOT HOLD" in show_diagnosis(found)
     assert any("today's date" in note for note in found.notes)
 
 

@@ -17,7 +17,7 @@ from families import LOOK_UP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models_table import DOCUMENT, PUBLISHED, published_table
-from published_templates import FOLDER, NAMES, REFUSED, SERVED, UNREADABLE, codec_of
+from published_templates import FOLDER, NAMES, ONE_CALL_A_TURN, REFUSED, SERVED, UNREADABLE, codec_of
 from transformers import AddedToken, LlamaTokenizerFast
 
 from llm_envs.chat import ChatCodec
@@ -78,6 +78,14 @@ def test_the_oracle_s_call_is_read_back_as_the_same_call(name: str) -> None:
         assert reply.quirks == ()
 
     write_and_read()
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if name not in UNREADABLE])
+def test_what_the_doctor_tries_holds(name: str) -> None:
+    trials = diagnose(codec_of(name)).trials
+    assert len(trials) == 3 and {trial for trial, held in trials.items() if not held} == (
+        {"two calls in a turn"} if name in ONE_CALL_A_TURN else set()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(UNREADABLE))

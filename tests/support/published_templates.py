@@ -47,6 +47,7 @@ UNREADABLE = {
     "llama.cpp/meetkai-functionary-medium-v3.2": ">>>name and JSON, without a closing tag",
 }
 """Templates with calls that no parser reads -> the reason."""
+ONE_CALL_A_TURN = ("llama.cpp/GigaChat3.1-10B-A1.8B", "llama.cpp/openai-gpt-oss-120b")
 
 
 @cache
