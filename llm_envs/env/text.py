@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
@@ -179,6 +180,7 @@ class TextEnv(gym.Env[str, str], ABC):
         self._is_playing = False
         self._last_observation: str | None = None
         self._actions: list[str] = []
+        self._quirks: tuple[str, ...] = ()
         self._fixed = frozenset(vars(self)) | {"problem", "spec", "_np_random", "_np_random_seed"}
 
     @property
@@ -294,6 +296,7 @@ class TextEnv(gym.Env[str, str], ABC):
             )
         self.n_turns += 1
         self._actions.append(action)
+        self._quirks = ()
         observation, components, terminated, is_success, messages = self.play(action)
         if components.keys() != self._component_names:
             raise EnvContractError(
@@ -307,6 +310,8 @@ class TextEnv(gym.Env[str, str], ABC):
         info: dict[str, Any] = {"reward_components": components}
         if messages is not None:
             info["messages"] = messages
+        if self._quirks:
+            info["quirks"] = dict(Counter(self._quirks))
         truncated = not terminated and self.n_turns >= self.turns_allowed()
         if terminated or truncated:
             self._is_playing = False
@@ -369,10 +374,12 @@ class TextEnv(gym.Env[str, str], ABC):
         return form if instructions is None else f"{instructions} {form}"
 
     def read(self, action: str) -> ParsedReply:
-        """Parse a reply; one that is too long is broken."""
+        """Parse a reply; one that is too long is broken. Its quirks are counted in the step's `info["quirks"]`."""
         if len(action) > MAX_TEXT_LENGTH:
             return ParsedReply(None, "", (), None, (f"it has {len(action)} characters, over {MAX_TEXT_LENGTH}",))
-        return self.parse_reply(action)
+        reply = self.parse_reply(action)
+        self._quirks = reply.quirks
+        return reply
 
     def judge(self, reply: ParsedReply, decide: Callable[[str], T], *, or_else: str = "") -> T:
         """Return the result of `decide` for the reply's answer, without its decoration.

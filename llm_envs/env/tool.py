@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_envs.env.text import TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import ParsedReply
+from llm_envs.parsers import DROPPED_CALL, ParsedReply
 from llm_envs.problems import Outcome
 from llm_envs.spaces import encodable
 from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
@@ -31,7 +31,7 @@ class ToolEnv(TextEnv):
     2. It calls tools: they run, in parallel where possible (`llm_envs.tools.executor`). Their results, in the order of
        the calls, are the observation. An answer in the same reply is ignored, because it was written before the results
        were known. Calling an unknown tool, or with wrong arguments, is malformed; a call that fails, times out or
-       exceeds its budget is not.
+       exceeds its budget is not. If some calls cannot be read, the others run, and the reply is malformed.
     3. It answers: the answer is judged and the episode terminates. If the answer has the wrong form, the reply is
        malformed and the episode continues.
     4. Neither: an error observation, malformed.
@@ -118,6 +118,9 @@ class ToolEnv(TextEnv):
         calls = reply.tool_calls[: self.max_calls_per_turn]
         self.tool_results = results = self.run_calls(calls)
         messages, malformed = messages_of_results(reply.tool_calls, results)
+        if n_dropped := reply.quirks.count(DROPPED_CALL):
+            text = f"Error: {n_dropped} more tool calls in the reply could not be read, and were not run."
+            messages, malformed = [*messages, {"role": "user", "content": text}], True
         components = self.score(reply, results, correct=False, malformed=malformed)
         observation = "\n".join([message["content"] for message in messages])
         return Outcome(observation, components, False, False, messages)

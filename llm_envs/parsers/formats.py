@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import deepseek
-from llm_envs.parsers.gemma_calls import read_gemma4
+from llm_envs.parsers.gemma_calls import read_gemma
 from llm_envs.parsers.harmony import HEADER, read_messages
 from llm_envs.parsers.json_calls import (
+    Calls,
     parse_sole_call,
-    read_cohere,
+    read_after,
+    read_json_list,
     read_json_objects,
+    read_kimi,
     read_mistral,
+    read_named_objects,
     read_sole_json,
     read_whole_json,
+    read_whole_phi,
 )
-from llm_envs.parsers.python_calls import read_closed_list, read_python_tag, read_whole_list
+from llm_envs.parsers.python_calls import read_call_lines, read_closed_list, read_python_tag, read_whole_list
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
-from llm_envs.parsers.tag_calls import ATEM, read_glm, read_invokes, read_qwen3_coder
+from llm_envs.parsers.tag_calls import (
+    GLM,
+    HUNYUAN,
+    KIMI_K3,
+    MINICPM,
+    QWEN,
+    XML_INVOKE,
+    TagStyle,
+    read_function,
+    read_invokes,
+)
 from llm_envs.parsers.tagged import (
     THINK,
     Block,
@@ -34,66 +52,130 @@ from llm_envs.parsers.tagged import (
 )
 from llm_envs.types import ToolCall
 
-__all__ = ["FAMILIES", "FORMATTERS", "detect_format", "parse_reply"]
+__all__ = ["FAMILIES", "FORMATTERS", "create_reply_parser", "detect_format", "parse_reply"]
 
-_QWEN = Block("qwen3_coder", "<tool_call>", "</tool_call>", read_qwen3_coder, re.compile(r"\s*<function\b"))
-_GLM = Block(
-    "glm",
-    "<tool_call>",
-    "</tool_call>",
-    read_glm,
-    # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
-    re.compile(r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n?</tool_call>)"),
+
+def _block(name: str, opening: str, closing: str, read: Callable[..., tuple[Calls, int]], **options: Any) -> Block:
+    """Return a block whose reader takes the closing tag, and these options."""
+    return Block(name, opening, closing, partial(read, closing=closing, **options))
+
+
+def _tags(name: str, opening: str, closing: str, style: TagStyle, begins: re.Pattern[str] | None = None) -> Block:
+    return Block(name, opening, closing, partial(read_invokes, style=style, closing=closing), begins)
+
+
+_TOOL_CALL = (
+    _tags("qwen3_coder", "<tool_call>", "</tool_call>", QWEN, re.compile(r"\s*<function\b")),
+    Block(
+        "glm",
+        "<tool_call>",
+        "</tool_call>",
+        partial(read_function, style=GLM),
+        # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
+        re.compile(
+            r"\s*(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|(?<=\w)\n?</tool_call>)"
+        ),
+    ),
+    _block("hermes", "<tool_call>", "</tool_call>", read_sole_json),
 )
-_HERMES = Block("hermes", "<tool_call>", "</tool_call>", partial(read_sole_json, closing="</tool_call>"))
 _PYTHON_TAG = Block("llama3_python", "<|python_tag|>", None, read_python_tag)
 _PYTHON_TAG_JSON = Block("llama3_json", "<|python_tag|>", None, read_json_objects, re.compile(r"\s*\{"))
-_PYTHON_START = Block(
-    "pythonic", "<|python_start|>", "<|python_end|>", partial(read_closed_list, closing="<|python_end|>")
+_PYTHON_START = _block("pythonic", "<|python_start|>", "<|python_end|>", read_closed_list)
+_COHERE = _block(
+    "cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_json_list, name_key="tool_name", id_key="tool_call_id"
 )
-_MISTRAL = Block("mistral", "[TOOL_CALLS]", None, read_mistral)
-_DEEPSEEK = Block("deepseek", *deepseek.TAGS, deepseek.read_deepseek)
-_DSML = Block("deepseek", *deepseek.DSML_TAGS, deepseek.read_dsml)
-_COHERE = Block("cohere", "<|START_ACTION|>", "<|END_ACTION|>", read_cohere)
-_LFM2 = Block(
-    "lfm2", "<|tool_call_start|>", "<|tool_call_end|>", partial(read_closed_list, closing="<|tool_call_end|>")
-)
-_GEMMA = Block("gemma4", "<|tool_call>", "<tool_call|>", read_gemma4)
-_ATEM_TAGS = ("<atem:function_calls>", "</atem:function_calls>")
-_ATEM = Block("muse", *_ATEM_TAGS, partial(read_invokes, style=ATEM, closing=_ATEM_TAGS[1]))
+_MINICPM = '<function name="'
 
 _MISTRAL_THINK = Thinking("[THINK]", "[/THINK]", "mistral")
 _COHERE_THINK = Thinking("<|START_THINKING|>", "<|END_THINKING|>", "cohere")
 _GEMMA_THINK = Thinking("<|channel>thought", "<channel|>", "gemma4")
+_SEED_THINK = Thinking("<seed:think>", "</seed:think>", "seed_oss")
+_KIMI_THINK = Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", "kimi_k3")
+_LONGCAT_THINK = Thinking("<longcat_think>", "</longcat_think>", "longcat")
 _COHERE_RESPONSE = {"cohere": ("<|START_RESPONSE|>", "<|END_RESPONSE|>")}
+_KIMI_RESPONSE = {"kimi_k3": ("<|open|>response<|sep|>", "<|close|>response<|sep|>")}
 
 _WHOLE_JSON = Whole("llama3_json", re.compile(r"\{"), read_whole_json)
 _WHOLE_LIST = Whole("pythonic", re.compile(r"\[\s*[A-Za-z_]"), read_whole_list)
-
-_TOOL_CALL = (_QWEN, _GLM, _HERMES)
-_PYTHON = (_PYTHON_TAG_JSON, _PYTHON_TAG, _PYTHON_START)
-_AUTO = ReplyGrammar(
-    [*_TOOL_CALL, *_PYTHON, _MISTRAL, _DEEPSEEK, _DSML, _COHERE, _LFM2, _GEMMA, _ATEM],
-    thinking=(THINK, _MISTRAL_THINK, _COHERE_THINK, _GEMMA_THINK),
-    whole=(_WHOLE_JSON, _WHOLE_LIST),
-    wrappers=_COHERE_RESPONSE,
-    strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
-)
-_IN_MESSAGES = ReplyGrammar(thinking=())
+_WHOLE_PHI = Whole("phi4", re.compile(r"functools\["), read_whole_phi)
 
 _GRAMMARS = {
-    "hermes": ReplyGrammar([_HERMES]),
-    "qwen3_coder": ReplyGrammar([_QWEN]),
-    "glm": ReplyGrammar([_GLM]),
+    **{block.format: ReplyGrammar([block]) for block in _TOOL_CALL},
     "llama3_json": ReplyGrammar([_PYTHON_TAG_JSON], whole=(_WHOLE_JSON,)),
     "llama3_python": ReplyGrammar([_PYTHON_TAG]),
     "pythonic": ReplyGrammar([_PYTHON_START], whole=(_WHOLE_LIST,)),
-    "mistral": ReplyGrammar([_MISTRAL], thinking=(_MISTRAL_THINK, THINK)),
-    "deepseek": ReplyGrammar([_DEEPSEEK, _DSML]),
+    "mistral": ReplyGrammar([Block("mistral", "[TOOL_CALLS]", None, read_mistral)], thinking=(_MISTRAL_THINK, THINK)),
+    "deepseek": ReplyGrammar(
+        [
+            Block("deepseek", *deepseek.TAGS, deepseek.read_deepseek),
+            *(_tags("deepseek", *tags, deepseek.DSML) for tags in deepseek.DSML_TAGS),
+        ]
+    ),
     "cohere": ReplyGrammar([_COHERE], thinking=(_COHERE_THINK,), wrappers=_COHERE_RESPONSE),
-    "lfm2": ReplyGrammar([_LFM2]),
-    "gemma4": ReplyGrammar([_GEMMA], thinking=(_GEMMA_THINK,)),
+    "lfm2": ReplyGrammar([_block("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_closed_list)]),
+    "gemma4": ReplyGrammar(
+        [_block("gemma4", "<|tool_call>", "<tool_call|>", read_gemma, quote='<|"|>')], thinking=(_GEMMA_THINK,)
+    ),
+    "functiongemma": ReplyGrammar(
+        [_block("functiongemma", "<start_function_call>", "<end_function_call>", read_gemma, quote="<escape>")]
+    ),
+    "kimi_k2": ReplyGrammar(
+        [_block("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", read_kimi)]
+    ),
+    "kimi_k3": ReplyGrammar(
+        [_tags("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", KIMI_K3)],
+        thinking=(_KIMI_THINK,),
+        wrappers=_KIMI_RESPONSE,
+    ),
+    "minimax_m2": ReplyGrammar([_tags("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", XML_INVOKE)]),
+    "seed_oss": ReplyGrammar(
+        [_tags("seed_oss", "<seed:tool_call>", "</seed:tool_call>", QWEN)], thinking=(_SEED_THINK,)
+    ),
+    "hunyuan": ReplyGrammar(
+        [
+            _tags("hunyuan", "<tool_calls>", "</tool_calls>", HUNYUAN, re.compile(r"\s*<tool_call>")),
+            _block("hunyuan", "<tool_calls>", "</tool_calls>", read_json_list),
+        ]
+    ),
+    "olmo3": ReplyGrammar([_block("olmo3", "<function_calls>", "</function_calls>", read_call_lines)]),
+    "granite": ReplyGrammar(
+        [Block("granite", "<|tool_call|>", None, partial(read_json_list, closing="<|/tool_call|>", may_be_open=True))]
+    ),
+    "phi4": ReplyGrammar(whole=(_WHOLE_PHI,)),
+    "nemotron": ReplyGrammar([_block("nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_list)]),
+    "apertus": ReplyGrammar([_block("apertus", "<|tools_prefix|>", "<|tools_suffix|>", read_named_objects)]),
+    "longcat": ReplyGrammar(
+        [_block("longcat", "<longcat_tool_call>", "</longcat_tool_call>", read_sole_json)],
+        thinking=(_LONGCAT_THINK,),
+    ),
+    "internlm2": ReplyGrammar(
+        [_block("internlm2", "<|action_start|>", "<|action_end|>", read_after, prefix="<|plugin|>")]
+    ),
+    "gigachat3": ReplyGrammar([Block("gigachat3", "<|function_call|>", None, read_json_objects)]),
+    "minicpm5": ReplyGrammar(
+        [Block("minicpm5", _MINICPM, "</function>", partial(read_function, style=MINICPM, back=len(_MINICPM)))]
+    ),
 }
+_AUTO = ReplyGrammar(
+    [
+        *_TOOL_CALL,
+        _PYTHON_TAG_JSON,
+        _PYTHON_TAG,
+        *(
+            block
+            for name, grammar in _GRAMMARS.items()
+            if not name.startswith("llama3_")
+            for blocks in grammar.blocks.values()
+            for block in blocks
+            if block not in _TOOL_CALL
+        ),
+    ],
+    thinking=(THINK, _MISTRAL_THINK, _COHERE_THINK, _GEMMA_THINK, _SEED_THINK, _KIMI_THINK, _LONGCAT_THINK),
+    whole=(_WHOLE_JSON, _WHOLE_LIST, _WHOLE_PHI),
+    wrappers=_COHERE_RESPONSE | _KIMI_RESPONSE,
+    strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
+)
+_IN_MESSAGES = ReplyGrammar(thinking=())
 
 
 def parse_reply(text: str) -> ParsedReply:
@@ -126,28 +208,56 @@ def detect_format(text: str) -> str | None:
     return _read_any(text).format
 
 
-def _read_any(text: str) -> Draft:
+def create_reply_parser(name: str = "auto", *, calls_in_thinking: bool = False) -> Parser:
+    """Make a parser of a family's format.
+
+    Args:
+        name: "auto", which finds the format, or a key of `FAMILIES`.
+        calls_in_thinking: Whether complete calls inside thinking are calls of the reply. `parse_reply` only counts them
+            (`QUIRKS`): a model that thinks about a call has not made it.
+
+    Raises:
+        InvalidConfigError: If the name is unknown.
+    """
+    if name not in FAMILIES:
+        raise InvalidConfigError(
+            f"create_reply_parser: the format {name!r} is unknown; known are {', '.join(FAMILIES)}."
+        )
+    if not calls_in_thinking:
+        return FAMILIES[name]
+    messages = name in _MESSAGES
+    grammar = copy.copy(_AUTO if name == "auto" else _IN_MESSAGES if messages else _GRAMMARS[name])
+    grammar.calls_in_thinking = True
+    if name == "auto":
+        return lambda text: _read_any(text, grammar).finish()
+    return partial(_parse_messages, name, grammar) if messages else partial(parse_tagged, grammar)
+
+
+def _read_any(text: str, grammar: ReplyGrammar = _AUTO) -> Draft:
     draft = Draft()
     if HEADER.match(text) is not None:
-        read_messages(text, draft, _AUTO)
+        read_messages(text, draft, grammar)
     else:
-        read_tagged(without_end_of_turn(text), _AUTO, draft)
+        read_tagged(without_end_of_turn(text), grammar, draft)
     return draft
 
 
-def _parse_messages(name: str, text: str) -> ParsedReply:
+_MESSAGES = {"harmony": "<|channel|>", "muse": "<|message|>"}
+
+
+def _parse_messages(name: str, grammar: ReplyGrammar, text: str) -> ParsedReply:
     header = HEADER.match(text)
-    if header is None or header[1] != ("<|channel|>" if name == "harmony" else "<|message|>"):
-        return parse_tagged(_IN_MESSAGES, text)
+    if header is None or header[1] != _MESSAGES[name]:
+        return parse_tagged(grammar, text)
     draft = Draft()
-    read_messages(text, draft, _IN_MESSAGES)
+    read_messages(text, draft, grammar)
     return draft.finish()
 
 
 FAMILIES: Mapping[str, Parser] = MappingProxyType(
     {"auto": parse_reply}
     | {name: partial(parse_tagged, grammar) for name, grammar in _GRAMMARS.items()}
-    | {name: partial(_parse_messages, name) for name in ("harmony", "muse")}
+    | {name: partial(_parse_messages, name, _IN_MESSAGES) for name in _MESSAGES}
 )
 """Parsers of the families' formats, by name."""
 

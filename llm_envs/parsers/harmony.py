@@ -18,17 +18,20 @@ from typing import NamedTuple
 from llm_envs.parsers.json_calls import Document, call_with, scan_json, skip_space
 from llm_envs.parsers.reply import BrokenCallError, Draft
 from llm_envs.parsers.tag_calls import ATEM, read_invokes
-from llm_envs.parsers.tagged import ReplyGrammar, has_call, read_tagged
+from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, read_thought
 
 __all__ = ["HEADER", "read_messages"]
 
 MAX_HEADER = 300
-HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?(?: ?to=[^\s<>\"{}\[\]]{1,200})? ?(<\|channel\|>|<\|message\|>)")
+HEADER = re.compile(
+    r"\s*+(?:<\|start\|>(?:assistant)?)*+(?: ?to=[^\s<>\"{}\[\]]{1,200})? ?(<\|channel\|>|<\|message\|>)"
+)
 """The beginning of a reply of messages; group 1 is `<|channel|>` for harmony, `<|message|>` for Muse."""
 
 _HARMONY_HEADER = re.compile(
-    r"\s*(?:<\|start\|>assistant)?(?: to=(?P<to>[^\s<>]+))?\s?<\|channel\|>(?P<channel>[a-z]+)"
-    r"(?: to=(?P<to_too>[^\s<>]+))?(?:\s?(?:<\|constrain\|>)?(?P<type>[a-z]+))?\s?"
+    r"\s*(?P<begun>(?:<\|start\|>(?:assistant)?)*)(?: to=(?P<to>[^\s<>]+))?\s?"
+    r"(?P<doubled>(?:<\|channel\|>[a-z]*(?: to=(?P<to_first>[^\s<>]+))?\s?(?:<\|constrain\|>)?(?:json\s?)?)*?)"
+    r"<\|channel\|>(?P<channel>[a-z]+)(?: to=(?P<to_too>[^\s<>]+))?(?:\s?(?:<\|constrain\|>)?(?P<type>[a-z]+))?\s?"
 )
 _MUSE_HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?\s?(?:to=(?P<to>[^\s<>]+))?\s?")
 _MARK = re.compile(r"<\|(?:start|end|call|return|eom|eot|channel|message)\|>")
@@ -50,7 +53,7 @@ def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
         draft: Gets the parts; its `format` becomes "harmony" or "muse".
         grammar: Reads the content (answers, misplaced tags), and finds calls in thinking.
     """
-    text = Document(text.rstrip())
+    text = Document(text.rstrip(), draft.quirks)
     begin = HEADER.match(text)
     is_muse = begin is not None and begin[1] == "<|message|>"
     draft.use("muse" if is_muse else "harmony")
@@ -58,7 +61,7 @@ def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
     position = 0
     while position < len(text):
         message = text.find("<|message|>", position, position + MAX_HEADER)
-        header = None if message < 0 else _read_header(text[position:message], is_muse)
+        header = None if message < 0 else _read_header(text[position:message], is_muse, draft)
         if header is None:
             draft.complain("text stands outside a message, or the header of a message is broken")
             draft.content.append(text[position:])
@@ -69,19 +72,23 @@ def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
         draft.complain("there are two final messages; give one")
 
 
-def _read_header(header: str, is_muse: bool) -> _Header | None:
-    """Return the header of a message, or None if it is broken."""
+def _read_header(header: str, is_muse: bool, draft: Draft) -> _Header | None:
+    """Return the header of a message, or None if it is broken; its quirks go into the draft."""
     match = (_MUSE_HEADER if is_muse else _HARMONY_HEADER).fullmatch(header)
     if match is None:
         return None
     if is_muse:
         recipient = match["to"] or "user"
         return _Header({"self": "thinking", "user": "final"}.get(recipient, "call"), recipient)
-    recipient = match["to"] or match["to_too"]
-    if match["to"] and match["to_too"]:
+    recipients = {match[name] for name in ("to", "to_first", "to_too")} - {None}
+    if len(recipients) > 1 or (match["to"] and match["to_too"]):
         return None
-    channel = match["channel"]
-    if recipient is not None and channel == "commentary":
+    recipient, channel = next(iter(recipients), None), match["channel"]
+    if match["doubled"] or match["begun"].count("<|start|>") > 1:
+        draft.quirks.append("doubled_header")
+    if recipient is not None and (channel == "commentary" or recipient.startswith("functions.")):
+        if channel != "commentary":
+            draft.quirks.append("call_in_analysis")
         return _Header("call", recipient.removeprefix("functions."))
     kind = {"analysis": "thinking", "commentary": "content", "final": "final"}.get(channel)
     return None if kind is None or recipient is not None else _Header(kind)
@@ -93,7 +100,7 @@ def _read_body(text: str, start: int, header: _Header, draft: Draft, grammar: Re
         try:
             start = _read_call_body(text, start, header.tool, draft)
         except BrokenCallError as error:
-            draft.complain(str(error))
+            draft.drop_call(str(error))
         else:
             if start < len(text) and _MARK.match(text, start) is None:
                 draft.complain("a tool call is followed by other text")
@@ -102,8 +109,7 @@ def _read_body(text: str, start: int, header: _Header, draft: Draft, grammar: Re
     if header.kind == "thinking":
         thought = text[start:end]
         draft.thoughts.append(thought.strip())
-        if has_call(thought, grammar):
-            draft.complain("a tool call stands inside thinking: end the message before calling")
+        read_thought(thought, grammar, draft, "inside thinking: end the message before calling")
         if mark is None:
             draft.complain("a message of thinking is not closed")
     elif header.kind != "call":
@@ -119,7 +125,7 @@ def _read_call_body(text: str, start: int, tool: str, draft: Draft) -> int:
     """Read a message that is a call; return the position after it."""
     if draft.format == "harmony":
         data, end = scan_json(text, start)
-        draft.tool_calls.append(call_with(tool, data))
+        draft.tool_calls.append(call_with(tool, data, text=text))
         return skip_space(text, end)
     start = skip_space(text, start)
     if not text.startswith(_ATEM_OPENING, start):

@@ -1,4 +1,4 @@
-"""Calls written as JSON: Hermes and Qwen, Llama 3, Mistral, Cohere.
+"""Calls written as JSON: Hermes and Qwen, Llama 3, Mistral, Cohere, Hunyuan, Granite, Kimi K2, Apertus.
 
 A reader takes the text and the position after the block's opening tag, and returns the calls and the position after
 the block. It scans JSON from its start and does not search for the closing tag first, so a string may contain any tag.
@@ -20,31 +20,49 @@ __all__ = [
     "call_from",
     "decode_value",
     "expect",
-    "read_cohere",
+    "note_quirk",
+    "read_after",
+    "read_json_list",
     "read_json_objects",
+    "read_kimi",
     "read_mistral",
+    "read_named_objects",
     "read_sole_json",
     "read_whole_json",
+    "read_whole_phi",
     "scan_json",
     "strict_json",
 ]
 
 Calls = list[ToolCall]
 _SPACE = re.compile(r"\s*")
+_BETWEEN_OBJECTS = re.compile(r"[\s,;]*+(?=\{)")
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\]]|,(?=\s*+[}\]])', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _CLAIMS_TO_BE_A_CALL = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"\\]{0,200}"\s*,\s*"(?:parameters|arguments)"\s*:'
+)
+_KIMI_HEAD = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*((?:functions\.)?([^\s<>|:]{1,200})(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>"
 )
 _MISTRAL_NAME = re.compile(r'\s*([^\s\[\]{}<>"]{1,200})\s*(?:\[CALL_ID\]([^\s\[\]{}<>"]{1,200})\s*)?(?:\[ARGS\]\s*)?')
 
 
 class Document(str):
-    """A string in which JSON errors are cheap.
+    """A string in which JSON errors are cheap, and that collects the quirks of its calls.
 
     `JSONDecodeError` counts the lines before the error. In a text of many broken calls that takes quadratic time, and
     nobody reads the line numbers.
     """
 
-    __slots__ = ()
+    __slots__ = ("quirks",)
+    quirks: list[str]
+
+    def __new__(cls, text: str, quirks: list[str] | None = None) -> Document:
+        """Return the text; quirks are added to the list."""
+        self = super().__new__(cls, text)
+        self.quirks = [] if quirks is None else quirks
+        return self
 
     def count(self, *_: Any) -> int:
         """Return 0."""
@@ -53,6 +71,12 @@ class Document(str):
     def rfind(self, *_: Any) -> int:
         """Return 0."""
         return 0
+
+
+def note_quirk(text: str, kind: str) -> None:
+    """Record a quirk of the text, if it collects them."""
+    if isinstance(text, Document):
+        text.quirks.append(kind)
 
 
 def skip_space(text: str, position: int) -> int:
@@ -84,10 +108,14 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
     try:
         value, end = _scan(text, start)
     except StopIteration:
+        if (mended := _scan_mended(text, start, MAX_DEPTH + wrapping)) is not None:
+            return mended
         reason = "a value is missing"
     except RecursionError:
         reason = "nested too deeply"
     except json.JSONDecodeError as error:
+        if (mended := _scan_mended(text, start, MAX_DEPTH + wrapping)) is not None:
+            return mended
         reason = f"{error.msg} at character {error.pos - start}"
     except ValueError as error:
         reason = str(error)[:QUOTE_LENGTH]
@@ -97,6 +125,38 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
             raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
         return value, end
     raise BrokenCallError(f"a tool call is not valid JSON: {reason}")
+
+
+def _scan_mended(text: str, start: int, max_depth: int) -> tuple[Any, int] | None:
+    """Return a JSON value with trailing commas, or control characters in strings, and the position after it.
+
+    None if it has neither, or is broken otherwise.
+    """
+    depth, quirks, parts, copied = 0, [], [], start
+    for token in _JSON_TOKEN.finditer(text, start):
+        first = token.group()[0]
+        if first == '"':
+            if _CONTROL.search(token.group()) is not None:
+                quirks.append("control_character")
+        elif first == ",":
+            parts.append(text[copied : token.start()])
+            copied = token.end()
+            quirks.append("trailing_comma")
+        else:
+            depth += 1 if first in "{[" else -1
+            if depth <= 0 or depth > max_depth:
+                break
+    else:
+        return None
+    if not quirks or depth:
+        return None
+    try:
+        value = _decode_leniently("".join([*parts, text[copied : token.end()]]))
+    except (ValueError, RecursionError):
+        return None
+    for kind in dict.fromkeys(quirks):
+        note_quirk(text, kind)
+    return value, token.end()
 
 
 def strict_json(text: str) -> Any:
@@ -115,8 +175,11 @@ def strict_json(text: str) -> Any:
     raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
-def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall:
-    """Convert a decoded JSON value to a call, with its arguments under "arguments" or "parameters"."""
+def call_from(data: Any, name_key: str = "name", id_key: str = "id", text: str = "") -> ToolCall:
+    """Convert a decoded JSON value to a call, with its arguments under "arguments" or "parameters".
+
+    `text` is where it stands, for its quirks.
+    """
     if type(data) is not dict:
         raise BrokenCallError(f"a tool call must be one JSON object, not {_json_type(data)}")
     name, call_id = data.get(name_key), data.get(id_key)
@@ -129,24 +192,42 @@ def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall
         key = "parameters"
     arguments = data.get(key, {})
     if type(arguments) is not dict:
+        arguments = _arguments_of(arguments, text)
+    if type(arguments) is not dict:
         raise BrokenCallError(f'"{key}" of the tool call must be a JSON object, not {_json_type(arguments)}')
     if call_id is not None and type(call_id) is not str:
         raise BrokenCallError(f'"{id_key}" of the tool call must be a string, not {_json_type(call_id)}')
     return ToolCall(name, arguments, call_id)
 
 
-def call_with(name: str, arguments: Any, call_id: str | None = None) -> ToolCall:
+def _arguments_of(written: Any, text: str) -> Any:
+    """Return the arguments of a call that wrote null, or JSON in a string; anything else as it is."""
+    if written is None or written == "":
+        note_quirk(text, "no_arguments")
+        return {}
+    if type(written) is not str or len(written) > len(text):
+        return written
+    try:
+        decoded = strict_json(written)
+    except ValueError:
+        return written
+    if type(decoded) is dict:
+        note_quirk(text, "arguments_as_text")
+    return decoded if type(decoded) is dict else written
+
+
+def call_with(name: str, arguments: Any, call_id: str | None = None, text: str = "") -> ToolCall:
     """Return a call with a name from outside the JSON."""
-    return call_from({"name": name, "arguments": arguments, "id": call_id})
+    return call_from({"name": name, "arguments": arguments, "id": call_id}, text=text)
 
 
-def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
+def calls_from(data: Any, name_key: str = "name", id_key: str = "id", text: str = "") -> Calls:
     """Convert a decoded JSON list to calls."""
     if type(data) is not list:
         raise BrokenCallError(f"the tool calls must be a JSON list, not {_json_type(data)}")
     if not data:
         raise BrokenCallError("the list of tool calls is empty")
-    return [call_from(item, name_key, id_key) for item in data]
+    return [call_from(item, name_key, id_key, text) for item in data]
 
 
 def decode_value(text: str) -> Any:
@@ -183,11 +264,16 @@ def parse_sole_call(text: str) -> ToolCall | None:
 
 
 def read_sole_json(text: str, position: int, closing: str) -> tuple[Calls, int]:
-    """Read `{"name": ..., "arguments": {...}}` and the closing tag."""
+    """Read `{"name": ..., "arguments": {...}}` and the closing tag; also several objects, or a list of them."""
     data, end = scan_json(text, position, 1)
-    call = call_from(data)
+    calls = calls_from(data, text=text) if type(data) is list else [call_from(data, text=text)]
+    while (separator := _BETWEEN_OBJECTS.match(text, end)) is not None:
+        data, end = scan_json(text, separator.end(), 1)
+        calls.append(call_from(data, text=text))
+    if len(calls) > 1 or type(data) is list:
+        note_quirk(text, "several_in_block")
     try:
-        return [call], expect(text, end, closing)
+        return calls, expect(text, end, closing)
     except BrokenCallError:
         raise BrokenCallError("a tool call is not valid JSON: extra text after it") from None
 
@@ -203,7 +289,7 @@ def read_json_objects(text: str, position: int, *, are_bare: bool = False) -> tu
     calls: Calls = []
     while True:
         data, position = scan_json(text, position, 1)
-        calls.append(call_from(data))
+        calls.append(call_from(data, text=text))
         if are_bare and "parameters" not in data and "arguments" not in data:
             raise BrokenCallError('a tool call must have "parameters", an object')
         after = skip_space(text, position)
@@ -242,20 +328,70 @@ def read_mistral(text: str, position: int) -> tuple[Calls, int]:
     start = skip_space(text, position)
     if text.startswith("[", start) and not text.startswith(("[ARGS]", "[CALL_ID]", "[TOOL_CALLS]"), start):
         data, end = scan_json(text, start, 2)
-        calls = calls_from(data)
+        calls = calls_from(data, text=text)
     else:
         match = _MISTRAL_NAME.match(text, position)
         if match is None or not text.startswith("{", match.end()):
             raise BrokenCallError("[TOOL_CALLS] must be followed by a JSON list of calls or by name[ARGS]{...}")
         data, end = scan_json(text, match.end())
-        calls = [call_with(match[1], data, match[2])]
+        calls = [call_with(match[1], data, match[2], text)]
     return calls, end
 
 
-def read_cohere(text: str, position: int) -> tuple[Calls, int]:
-    """Read the list of `{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}` before `<|END_ACTION|>`."""
+def read_kimi(text: str, position: int, closing: str) -> tuple[Calls, int]:
+    """Read Kimi K2's `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, and more.
+
+    The text before the arguments is the call's id.
+    """
+    calls: Calls = []
+    while (head := _KIMI_HEAD.match(text, position)) is not None:
+        data, end = scan_json(text, head.end())
+        calls.append(call_with(head[2], data, head[1], text))
+        position = expect(text, end, "<|tool_call_end|>")
+    if not calls:
+        raise BrokenCallError("a tool call must start with <|tool_call_begin|>functions.name:0")
+    return calls, expect(text, position, closing)
+
+
+def read_json_list(
+    text: str, position: int, closing: str, name_key: str = "name", id_key: str = "id", *, may_be_open: bool = False
+) -> tuple[Calls, int]:
+    """Read a list of calls and the closing tag: Cohere, Hunyuan, Nemotron.
+
+    Args:
+        text: The text.
+        position: Start of the list, or of white space before it.
+        closing: The closing tag.
+        name_key: The key of a call's name.
+        id_key: The key of its id.
+        may_be_open: Whether the list may stand without the closing tag (Granite).
+    """
     data, end = scan_json(text, position, 2)
-    return calls_from(data, "tool_name", "tool_call_id"), expect(text, end, "<|END_ACTION|>")
+    calls = calls_from(data, name_key, id_key, text)
+    if may_be_open and not text.startswith(closing, skip_space(text, end)):
+        return calls, end
+    return calls, expect(text, end, closing)
+
+
+def read_whole_phi(text: str) -> Calls | None:
+    """Read a stripped reply that is Phi-4-mini's `functools[{...}]`."""
+    data, end = scan_json(text, len("functools"), 2)
+    if text[end:].strip():
+        raise BrokenCallError("a list of tool calls is followed by other text")
+    return calls_from(data, text=text)
+
+
+def read_named_objects(text: str, position: int, closing: str) -> tuple[Calls, int]:
+    """Read Apertus' list of `{"f": {...}}`, one key an object, and the closing tag."""
+    data, end = scan_json(text, position, 2)
+    if type(data) is not list or not all(type(item) is dict and len(item) == 1 for item in data):
+        raise BrokenCallError('the tool calls must be a JSON list of objects {"name": {...}}')
+    return [call_with(name, item[name], text=text) for item in data for name in item], expect(text, end, closing)
+
+
+def read_after(text: str, position: int, prefix: str, closing: str) -> tuple[Calls, int]:
+    """Read a tag (InternLM's `<|plugin|>`), one call and the closing tag."""
+    return read_sole_json(text, expect(text, position, prefix), closing)
 
 
 def _depth(value: object) -> int:
@@ -303,4 +439,5 @@ def _scanner(decoder: json.JSONDecoder) -> Callable[[str, int], tuple[Any, int]]
 
 
 _decode = _decoder(object_pairs_hook=_unique).decode
+_decode_leniently = _decoder(object_pairs_hook=_unique, strict=False).decode
 _scan_quickly, _scan = _scanner(_decoder()), _scanner(_decoder(object_pairs_hook=_unique))

@@ -14,7 +14,7 @@ from llm_envs.parsers.json_calls import Calls, expect, skip_space
 from llm_envs.parsers.reply import MAX_DEPTH, BrokenCallError
 from llm_envs.types import ToolCall
 
-__all__ = ["read_closed_list", "read_python_tag", "read_whole_list"]
+__all__ = ["decode_literal", "read_call_lines", "read_closed_list", "read_python_tag", "read_whole_list"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}(?:[.\-][A-Za-z0-9_]{1,200}){0,8}")
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,199})\s*=(?!=)\s*")
@@ -43,6 +43,19 @@ def read_closed_list(text: str, position: int, closing: str) -> tuple[Calls, int
     """Read the list of calls before a closing tag: LFM2's `<|tool_call_end|>`, Llama 4's `<|python_end|>`."""
     calls, end = read_call_list(text, position)
     return calls, expect(text, end, closing)
+
+
+def read_call_lines(text: str, position: int, closing: str) -> tuple[Calls, int]:
+    """Read OLMo 3's calls `f(a=1)`, one a line, and the closing tag."""
+    calls: Calls = []
+    position = skip_space(text, position)
+    while not text.startswith(closing, position):
+        call, position = _read_call(text, position)
+        calls.append(call)
+        position = skip_space(text, position)
+    if not calls:
+        raise BrokenCallError("the list of tool calls is empty")
+    return calls, position + len(closing)
 
 
 def read_python_tag(text: str, position: int) -> tuple[Calls, int]:
@@ -90,6 +103,18 @@ def read_call_list(text: str, position: int) -> tuple[Calls, int]:
     if not calls:
         raise BrokenCallError("the list of tool calls is empty")
     return calls, position + 1
+
+
+def decode_literal(text: str) -> Any:
+    """Return the value of a text that is one of Python's words, a list or a dict; otherwise the text itself."""
+    stripped = text.strip()
+    if stripped[:1] not in ("[", "{") and stripped not in _WORDS:
+        return text
+    try:
+        value, end = _read_value(stripped, 0, 1)
+    except BrokenCallError:
+        return text
+    return value if end == len(stripped) else text
 
 
 def _read_call(text: str, position: int) -> tuple[ToolCall, int]:

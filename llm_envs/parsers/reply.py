@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.types import ToolCall
 
-__all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer", "format_reward", "format_tool_call"]
+__all__ = [
+    "DROPPED_CALL",
+    "QUIRKS",
+    "BrokenCallError",
+    "Draft",
+    "ParsedReply",
+    "Parser",
+    "format_answer",
+    "format_reward",
+    "format_tool_call",
+]
 
 MAX_PROBLEMS = 8  # A reply with a thousand broken tags gets only the first few problems.
 MAX_DEPTH = 32  # Code that walks or writes the arguments later is recursive.
@@ -19,6 +30,23 @@ MAX_REPEATS = 2
 REPEATED = f"the answer stands there more than {MAX_REPEATS} times; give it once"
 _MENTIONS = {"", "...", "\u2026"}
 """Contents of answer tags that only mention the form."""
+
+
+DROPPED_CALL = "dropped_call"
+QUIRKS: Mapping[str, str] = MappingProxyType(
+    {
+        "control_character": "a raw line break, tab or other control character in a JSON string: kept",
+        "trailing_comma": "a comma before a closing bracket: ignored",
+        "arguments_as_text": "arguments that are a JSON string with an object in it: decoded",
+        "no_arguments": "arguments that are null or an empty string: none",
+        "several_in_block": "several calls, or a list, where the format has one call: all are read",
+        "doubled_header": "a header of a message that is repeated (GPT-OSS): the last counts",
+        "call_in_analysis": "a call in the channel for thinking (GPT-OSS): read",
+        "call_in_thinking": "a complete call inside thinking: not run, unless the parser accepts it",
+        DROPPED_CALL: "a broken call, if the reply has a sound one too: not run, and the reply is malformed",
+    }
+)
+"""Departures that a parser tolerates, by kind, and how it reads them. `env/quirks/<kind>` counts them."""
 
 
 class ParsedReply(NamedTuple):
@@ -34,6 +62,8 @@ class ParsedReply(NamedTuple):
     """Text of the one `<answer>` block, stripped. None without one, or if there is any problem."""
     problems: tuple[str, ...]
     """The problems, as sentences for the model. Printable ASCII, 8 at most."""
+    quirks: tuple[str, ...] = ()
+    """Departures from the format that did not stop the parser, once for each occurrence; the keys of `QUIRKS`."""
 
 
 Parser = Callable[[str], ParsedReply]
@@ -47,7 +77,10 @@ class BrokenCallError(Exception):
 class Draft:
     """The parts of a reply that have been found so far."""
 
-    __slots__ = ("answers", "call_in_thought", "content", "format", "problems", "thoughts", "tool_calls", "wrappers")
+    __slots__ = (
+        "answers", "broken_calls", "call_in_thought", "content", "format", "problems", "quirks", "thoughts",
+        "tool_calls", "wrappers",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.thoughts: list[str] = []
@@ -55,6 +88,9 @@ class Draft:
         self.tool_calls: list[ToolCall] = []
         self.answers: list[str] = []
         self.problems: list[str] = []
+        self.broken_calls: list[str] = []
+        """The problems of calls that cannot be read. They count if the reply has no sound call."""
+        self.quirks: list[str] = []
         self.call_in_thought: str | None = None
         """The problem of a complete call inside thinking. It counts if the reply has nothing else."""
         self.format: str | None = None
@@ -75,8 +111,18 @@ class Draft:
         if len(self.problems) < MAX_PROBLEMS and problem not in self.problems:
             self.problems.append(problem)
 
+    def drop_call(self, problem: str) -> None:
+        """Add the problem of a call that cannot be read."""
+        if len(self.broken_calls) < MAX_PROBLEMS:
+            self.broken_calls.append(problem)
+
     def finish(self) -> ParsedReply:
         """Return the reply. If it has a problem, it has neither calls nor an answer."""
+        if self.tool_calls and not self.problems and len(self.broken_calls) < MAX_PROBLEMS:
+            self.quirks += [DROPPED_CALL] * len(self.broken_calls)
+        else:
+            for problem in self.broken_calls:
+                self.complain(problem)
         answers = set(self.answers) - _MENTIONS
         if len(answers) > 1:
             self.complain("there are two answers; give one")
@@ -93,6 +139,7 @@ class Draft:
             tool_calls=() if self.problems else tuple(self.tool_calls),
             answer=answers.pop() if answers and not self.problems else None,
             problems=tuple(self.problems),
+            quirks=tuple(self.quirks),
         )
 
 
@@ -117,7 +164,7 @@ _PARTS: dict[str, Callable[[ParsedReply], bool]] = {
 
 
 def format_reward(reply: ParsedReply, *, require: Collection[str] = ("answer",)) -> float:
-    """Return 1.0 if nothing in the reply is broken and it has all required parts, else 0.0.
+    """Return 1.0 if nothing in the reply is broken (quirks are not) and it has all required parts, else 0.0.
 
     An answer beside tool calls was written before their results were known. It counts only if `require` has both.
 
@@ -131,7 +178,7 @@ def format_reward(reply: ParsedReply, *, require: Collection[str] = ("answer",))
     for part in require:
         if part not in _PARTS:
             raise InvalidConfigError(f"format_reward cannot require {part!r}; known are {', '.join(_PARTS)}.")
-    if reply.problems or not all(_PARTS[part](reply) for part in require):
+    if reply.problems or DROPPED_CALL in reply.quirks or not all(_PARTS[part](reply) for part in require):
         return 0.0
     if "answer" in require and reply.tool_calls and "tool_calls" not in require:
         return 0.0

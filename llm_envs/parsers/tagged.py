@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from llm_envs.parsers.deepseek import END_OF_SENTENCE
 from llm_envs.parsers.json_calls import Calls, Document, skip_space
 from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft, ParsedReply
+from llm_envs.types import ToolCall
 
 __all__ = [
     "THINK",
@@ -16,16 +17,18 @@ __all__ = [
     "ReplyGrammar",
     "Thinking",
     "Whole",
-    "has_call",
+    "calls_in",
     "parse_tagged",
     "read_tagged",
+    "read_thought",
     "without_end_of_turn",
 ]
 
 _END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<|END_OF_TURN_TOKEN|>"),
     *(END_OF_SENTENCE, "<end_of_turn>", "<turn|>", "<eos>", "<|tool_response>", "<|observation|>", "<|user|>"),
-    *("<|call|>", "<|return|>", "<|end|>", "<|eot|>", "<|eom|>"),
+    *("<|call|>", "<|return|>", "<|end|>", "<|eot|>", "<|eom|>", "<seed:eos>", "[e~[", "<|assistant_end|>"),
+    *("<|role_end|>", "<|end_of_msg|>", "<|message_sep|>"),
 )
 """End-of-turn markers of all families; some servers leave them in the text."""
 
@@ -76,6 +79,7 @@ class ReplyGrammar:
         wrappers: Pairs of tags around content, by format. The opening tag may be in the prompt.
         strays: Misplaced tags -> the format that they belong to.
         answer_tag: Name of the tag of the final answer; None: replies have no answer.
+        calls_in_thinking: Whether complete calls inside thinking are calls of the reply.
     """
 
     def __init__(
@@ -87,7 +91,9 @@ class ReplyGrammar:
         wrappers: Mapping[str, tuple[str, str]] | None = None,
         strays: Mapping[str, str] | None = None,
         answer_tag: str | None = "answer",
+        calls_in_thinking: bool = False,
     ) -> None:
+        self.calls_in_thinking = calls_in_thinking
         self.thinking = {pair.opening: pair for pair in thinking}
         self.blocks: dict[str, list[Block]] = {}
         for block in blocks:
@@ -120,7 +126,7 @@ def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Patt
 def without_end_of_turn(text: str) -> str:
     """Return the text without surrounding white space, and without one end-of-turn marker."""
     text = text.strip()
-    if text.endswith((">", "]")):
+    if text.endswith((">", "]", "[")):
         for marker in _END_OF_TURN:
             if text.endswith(marker):
                 return text.removesuffix(marker).rstrip()
@@ -134,9 +140,9 @@ def parse_tagged(grammar: ReplyGrammar, text: str) -> ParsedReply:
     return draft.finish()
 
 
-def read_tagged(text: str, grammar: ReplyGrammar, draft: Draft) -> None:
+def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
     """Read a reply, or a part of one, into the draft: from left to right, block by block."""
-    text = Document(text)
+    text = Document(reply, draft.quirks)
     position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
     may_be_whole = is_blank = bool(grammar.whole)
     while True:
@@ -169,16 +175,20 @@ def read_tagged(text: str, grammar: ReplyGrammar, draft: Draft) -> None:
             draft.complain(f"{opening} is not closed by {closing}")
 
 
-def has_call(text: str, grammar: ReplyGrammar) -> bool:
-    """Return whether the text contains a complete call in one of the grammar's formats."""
-    text = Document(text)
+def calls_in(text: str, grammar: ReplyGrammar) -> Iterator[ToolCall]:
+    """Yield the complete calls in tags that a text contains, in one of the grammar's formats."""
+    text, end, n_broken = Document(text), 0, 0  # not the reply's own: its quirks do not count
     for match in grammar.block_tags.finditer(text):
-        try:
-            _choose(grammar.blocks[match.group()], text, match.end()).read(text, match.end())
-        except BrokenCallError:
+        if match.start() < end:
             continue
-        return True
-    return False
+        try:
+            calls, end = _choose(grammar.blocks[match.group()], text, match.end()).read(text, match.end())
+        except BrokenCallError:
+            n_broken += 1
+            if n_broken == MAX_PROBLEMS:
+                return
+            continue
+        yield from calls
 
 
 def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: Draft) -> int:
@@ -193,8 +203,9 @@ def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: 
         return 0
     first = grammar.tags.search(text)
     if first is not None and first.group() in grammar.blocks:
+        trial = Document(text)
         try:
-            _, end = _choose(grammar.blocks[first.group()], text, first.end()).read(text, first.end())
+            _, end = _choose(grammar.blocks[first.group()], trial, first.end()).read(trial, first.end())
         except BrokenCallError:
             end = 0
         if end > closing.start():
@@ -221,8 +232,19 @@ def _add_thought(thought: str, grammar: ReplyGrammar, draft: Draft, pair: Thinki
     if pair.format is not None:
         draft.use(pair.format)
     draft.thoughts.append(thought.strip())
-    if has_call(thought, grammar):
-        draft.call_in_thought = f"a tool call stands inside {pair.opening}: close {pair.closing} before calling"
+    read_thought(thought, grammar, draft, f"inside {pair.opening}: close {pair.closing} before calling")
+
+
+def read_thought(thought: str, grammar: ReplyGrammar, draft: Draft, where: str) -> None:
+    """Note a complete call in thinking; read it if the grammar accepts it there."""
+    calls = calls_in(thought, grammar)
+    if (call := next(calls, None)) is None:
+        return
+    draft.quirks.append("call_in_thinking")
+    if grammar.calls_in_thinking:
+        draft.tool_calls += [call, *calls]
+    else:
+        draft.call_in_thought = f"a tool call stands {where}"
 
 
 def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
@@ -242,6 +264,7 @@ def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -
         if calls is not None:
             draft.use(whole.format)
             draft.tool_calls.extend(calls)
+            draft.quirks += rest.quirks
             return True
     return False
 
@@ -253,15 +276,16 @@ def _choose(blocks: Sequence[Block], text: str, position: int) -> Block:
     return blocks[-1]
 
 
-def _read_block(text: str, start: int, grammar: ReplyGrammar, draft: Draft, opening: str) -> int:
+def _read_block(text: Document, start: int, grammar: ReplyGrammar, draft: Draft, opening: str) -> int:
     block = _choose(grammar.blocks[opening], text, start)
     draft.use(block.format)
-    problem = "a tool call is broken"
-    if len(draft.problems) < MAX_PROBLEMS:  # Text after the last reported problem cannot change the result.
+    problem, n_quirks = "a tool call is broken", len(text.quirks)
+    if len(draft.broken_calls) < MAX_PROBLEMS:  # after that many, no call of the reply counts
         try:
             calls, end = block.read(text, start)
         except BrokenCallError as error:
             problem = str(error)
+            del text.quirks[n_quirks:]
         else:
             draft.tool_calls.extend(calls)
             if block.closing is not None:
@@ -274,10 +298,10 @@ def _read_block(text: str, start: int, grammar: ReplyGrammar, draft: Draft, open
             return end
     end = len(text) if block.closing is None else text.find(block.closing, start)
     if end < 0:
-        draft.complain(f"{opening} is not closed by {block.closing}")
+        draft.drop_call(f"{opening} is not closed by {block.closing}")
         draft.content.append(text[start:].strip())
         return len(text)
-    draft.complain(problem)
+    draft.drop_call(problem)
     return end + len(block.closing or "")
 
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.errors import EnvContractError
+from llm_envs.parsers import QUIRKS
 from llm_envs.problems import as_flag, as_number
 from llm_envs.types import ToolResult
 
-__all__ = ["check_components", "check_results", "check_success", "check_tools"]
+__all__ = ["check_components", "check_results", "check_success", "check_tools", "count_quirks"]
 
 
 def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]:
@@ -59,3 +60,16 @@ def check_results(results: Any) -> tuple[ToolResult, ...]:
         except (TypeError, ValueError) as error:
             raise EnvContractError(f"a tool result must be JSON types ({error}), got {r!r:.200}.") from error
     return checked
+
+
+def count_quirks(info: Mapping[str, Any], metadata: dict[str, Any]) -> None:
+    """Add a step's `info["quirks"]`, counts by kind (`llm_envs.parsers.QUIRKS`), to the episode's metadata."""
+    quirks = info.get("quirks")
+    if not quirks:
+        return
+    counts = metadata.setdefault("quirks", {})
+    try:
+        for kind in QUIRKS.keys() & quirks.keys():
+            counts[kind] = counts.get(kind, 0) + int(as_number(quirks[kind]))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvContractError(f'info["quirks"] must map kinds to counts, got {quirks!r:.80}.') from error

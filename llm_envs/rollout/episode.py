@@ -36,7 +36,7 @@ from llm_envs.errors import (
 )
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
-from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
+from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools, count_quirks
 from llm_envs.rollout.fork_policy import fork_policy, from_turn
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
@@ -379,6 +379,7 @@ class _Episode:
         except _Failure:
             self.transcript.drop_reply()  # keeps invariant 6: no span without its turn
             raise
+        count_quirks(info, self.metadata)
         self.observation = observation
         if terminated:
             self.stop_reason = StopReason.TERMINATED

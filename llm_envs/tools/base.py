@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError, JudgeError, MissingExtraError, SandboxError
+from llm_envs.parsers import TagArguments
 from llm_envs.spaces import encodable
 from llm_envs.tools.background_loop import (
     LimitReached,
@@ -297,6 +298,10 @@ class Tool:
         return functools.partial(Tool, **options), (self.function,), {"budget": self.budget, "toolset": self.toolset}
 
     def _bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(arguments, TagArguments):  # `007` or `true` in tags is a number only where none asks for text
+            properties = self.parameters.get("properties", {})
+            texts = {n: t for n, t in arguments.texts.items() if (properties.get(n) or {}).get("type") == "string"}
+            arguments = {**arguments, **texts}
         if self._convert_all is not None:
             return self._convert_all(arguments)
         converters = self._converters

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from llm_envs.parsers import QUIRKS
 from llm_envs.types import StopReason, Trajectory
 
 __all__ = ["add_totals", "average_metrics", "metric_totals", "metrics_by", "trajectory_metrics"]
@@ -27,8 +28,8 @@ def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     Returns:
         `episodes` and `errored` (counts, unscored ones among the latter), then the means `success`, `reward`,
         `reward/<component>`, `turns` (without summaries), `sampled_tokens`, `forks` (rows beyond the first; only if
-        there was one), `tool_calls`, `tool_success` (share of the calls; only if there was one), and `stop/<reason>`
-        (share of the episodes).
+        there was one), `tool_calls`, `tool_success` (share of the calls; only if there was one), `quirks/<kind>` (what
+        the parser tolerated, an episode; only if there was one), and `stop/<reason>` (share of the episodes).
     """
     return _means(metric_totals(trajectories))
 
@@ -53,6 +54,7 @@ def metric_totals(trajectories: Iterable[Trajectory]) -> dict[str, tuple[float, 
         "forks": [trajectory.n_forks for trajectory in scored],
         "tool_calls": [len(trajectory.tool_results) for trajectory in scored],
         "tool_success": calls,
+        **{f"quirks/{kind}": [t.metadata.get("quirks", {}).get(kind, 0) for t in scored] for kind in QUIRKS},
     }
     totals |= {name: (float(sum(numbers)), float(len(numbers))) for name, numbers in values.items()}
     stops = Counter(trajectory.stop_reason for trajectory in scored)
@@ -105,8 +107,9 @@ def add_totals(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, 
 
 
 def _means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return the means; `forks` only if there was one."""
-    shown = {name: pair for name, pair in totals.items() if pair[1] and (name != "forks" or pair[0])}
+    """Return the means; of `forks` and quirks only those that there were."""
+    rare = ("forks", "quirks/")
+    shown = {name: pair for name, pair in totals.items() if pair[1] and (pair[0] or not name.startswith(rare))}
     return {name: total / n for name, (total, n) in shown.items()}
 
 

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_envs.parsers import PARSERS, ParsedReply, format_answer, format_tool_call, last_number, parse_reply
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import (
+    PARSERS,
+    ParsedReply,
+    create_reply_parser,
+    format_answer,
+    format_reward,
+    format_tool_call,
+    last_number,
+    parse_reply,
+)
 from llm_envs.types import ToolCall
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*24"}}\n</tool_call>'
@@ -63,21 +73,17 @@ def test_sound_forms(text, expected):
         ("<think>a</think></think><answer>1</answer>", "</think> stands without"),
         ("<answer>1</answer><think>", "<think> is not closed"),
         ("<tool_call>", "<tool_call> is not closed"),
-        (CALL + "<tool_call>", "<tool_call> is not closed"),
         ("</tool_call>", "</tool_call> stands without"),
         ("<tool_call></tool_call>", "a value is missing"),
         ("<tool_call>{</tool_call>", "not valid JSON"),
         ('<tool_call>{"name": "f"} and more</tool_call>', "extra text"),
         ("<tool_call>{'name': 'f'}</tool_call>", "not valid JSON"),
-        ("<tool_call>[]</tool_call>", "not a list"),
         ('<tool_call>"f"</tool_call>', "not a string"),
         ("<tool_call>7</tool_call>", "not a number"),
         ("<tool_call>null</tool_call>", "not null"),
         ("<tool_call>{}</tool_call>", '"name"'),
         ('<tool_call>{"name": 3}</tool_call>', '"name"'),
         ('<tool_call>{"name": ""}</tool_call>', '"name"'),
-        ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', '"arguments"'),
-        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', '"arguments"'),
         ('<tool_call>{"name": "f", "id": 5}</tool_call>', '"id"'),
         ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', "NaN"),
         ('<tool_call>{"name": "f", "arguments": {"x": -Infinity}}</tool_call>', "Infinity"),
@@ -102,8 +108,26 @@ def test_an_open_thought_is_thinking_to_the_end():
     assert parse_reply("<think>so <answer>1</answer>").thinking == "so <answer>1</answer>"
 
 
-def test_a_sound_call_beside_a_broken_one_is_not_run():
-    assert parse_reply(CALL + "<tool_call>{</tool_call>").tool_calls == ()
+@pytest.mark.parametrize("broken", ["<tool_call>{</tool_call>", "<tool_call>"])
+def test_a_sound_call_beside_a_broken_one_is_kept_and_the_reply_earns_nothing(broken):
+    reply = parse_reply(CALL + broken)
+    assert (reply.tool_calls, reply.problems, reply.quirks) == ((PARSED_CALL,), (), ("dropped_call",))
+    assert format_reward(reply, require=("tool_calls",)) == 0.0
+    assert parse_reply("</answer>" + CALL + broken).tool_calls == ()
+    assert parse_reply(CALL + "<tool_call>{</tool_call>" * 9).tool_calls == ()
+
+
+def test_a_call_in_thinking_is_counted_and_run_only_if_the_parser_accepts_it():
+    text = f"<think>I ask. {CALL}</think><answer>1</answer>"
+    reply = parse_reply(text)
+    assert (reply.tool_calls, reply.answer, reply.quirks) == ((), "1", ("call_in_thinking",))
+    for name in ("auto", "hermes"):
+        accepted = create_reply_parser(name, calls_in_thinking=True)(text)
+        assert accepted == reply._replace(tool_calls=(PARSED_CALL,))
+    harmony = '<|channel|>analysis<|message|><tool_call>{"name": "f"}</tool_call><|end|>'
+    assert create_reply_parser("auto", calls_in_thinking=True)(harmony).tool_calls == (ToolCall("f", {}),)
+    with pytest.raises(InvalidConfigError, match="qwen"):
+        create_reply_parser("qwen")
 
 
 def test_few_problems_are_named_however_many_there_are():
@@ -214,7 +238,7 @@ def test_what_the_table_says_of_other_tags_calls_without_arguments_and_the_last_
     assert parse_reply("<answer>5</div></answer>").answer == "5</div>"
     assert parse_reply("<answer><think>5</answer>").problems
     assert parse_reply('<tool_call>{"name": "f"}</tool_call>').tool_calls == (ToolCall("f", {}),)
-    for arguments in ("null", "[1]", '"x"'):
+    for arguments in ("1", "[1]", '"x"'):
         assert parse_reply(f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>').problems
     assert [PARSERS["last_number"](text).answer for text in ("-3/4", "1e3", "-3", "1,234.5")] == [
         "4",

@@ -2,9 +2,10 @@
 
 A file of `corpus/` is named after the parser that reads it ("answers" after none: `parse_reply` alone). A case is a
 line `=== what it shows`, the reply, and a line `--- {...}` with what is expected: thinking, content, calls as [name,
-arguments, id], answer; or `problem`, a part of the problem that must be named, and then there must be neither calls nor
-an answer. What is left out is None or empty. Every case of a family's format is also read by `parse_reply`, which must
-find out the format itself: it gives the same, unless the case says `only` (the named parser alone) or `auto_only`.
+arguments, id], answer, quirks; or `problem`, a part of the problem that must be named, and then there must be neither
+calls nor an answer. What is left out is None or empty. Every case of a family's format is also read by `parse_reply`,
+which must find out the format itself: it gives the same, unless the case says `only` (the named parser alone) or
+`auto_only`.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ def test_every_case_gives_what_is_expected(parser: str, case: Case) -> None:
         type(value) for call in calls for value in call.arguments.values()
     ]
     assert reply.thinking == expected.get("thinking")
+    assert reply.quirks == tuple(expected.get("quirks", ()))
     assert reply.content == expected.get("content", "")
     assert reply.answer == expected.get("answer")
-    assert format_reward(reply, require=()) == 1.0
+    assert format_reward(reply, require=()) == float("dropped_call" not in reply.quirks)
     if parser == "auto" and calls and case.format != "answers":
         assert detect_format(case.text) == case.format
 

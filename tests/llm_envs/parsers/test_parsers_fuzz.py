@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_envs.parsers import (
+    DROPPED_CALL,
     PARSERS,
+    QUIRKS,
     ParsedReply,
     create_answer_parser,
     create_fenced_parser,
@@ -54,7 +56,14 @@ MARKERS = (
     "<|message|> <|constrain|> <|end|> <|call|> <|return|> analysis final commentary to=functions.f to=self <|eom|> "
     "<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_RESPONSE|> <|END_RESPONSE|> "
     '<|tool_call_start|> <|tool_call_end|> <|tool_call> <tool_call|> call:f{ <|"|> <|channel>thought <channel|> '
-    "<atem:function_calls> </atem:function_calls> </invoke> <plan> </plan> \\boxed{ \\fbox{ ``` ~~~ [f( a= f <|im_end|>"
+    "<atem:function_calls> </atem:function_calls> </invoke> <|tool_calls_section_begin|> "
+    "<|tool_calls_section_end|> <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{} "
+    "<minimax:tool_call> </minimax:tool_call> <tool_calls> </tool_calls> <seed:tool_call> </seed:tool_call> "
+    "<seed:think> </seed:think> <function_calls> </function_calls> f() <|tool_call|> functools[ <TOOLCALL> "
+    "</TOOLCALL> <|tools_prefix|> <|tools_suffix|> <longcat_tool_call> </function> <|action_start|> "
+    "<|action_end|> <|plugin|> <|function_call|> <start_function_call> <end_function_call> <escape> "
+    "<|open|>tools<|sep|> <|close|>tools<|sep|> <|open|>think<|sep|> <|close|>think<|sep|> <tool_sep> </param> "
+    "<plan> </plan> \\boxed{ \\fbox{ ``` ~~~ [f( a= f <|im_end|>"
 ).split(" ")
 PIECES = [
     *MARKERS,
@@ -74,7 +83,8 @@ def check(reply: ParsedReply) -> None:
     assert reply.content == reply.content.strip()
     assert len(reply.problems) <= 8
     assert all(problem and problem.isascii() and problem.isprintable() for problem in reply.problems)
-    assert format_reward(reply, require=()) == float(not reply.problems)
+    assert format_reward(reply, require=()) == float(not reply.problems and DROPPED_CALL not in reply.quirks)
+    assert set(reply.quirks) <= QUIRKS.keys()
     if reply.problems:
         assert reply.answer is None
         assert reply.tool_calls == ()
@@ -115,7 +125,11 @@ def test_the_quick_way_gives_what_the_long_way_gives(text: str) -> None:
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), st.sampled_from(list(VARIANTS)))
 def test_thinking_around_any_text_hides_it(text: str, name: str) -> None:
     """What stands in `<think>` alone is never an answer or a call."""
-    if name in ("gemma4", "cohere", "harmony", "muse") or "think>" in text or "THINK" in text:
+    if (
+        name in ("gemma4", "cohere", "harmony", "muse", "seed_oss", "kimi_k3", "longcat")
+        or "think>" in text
+        or "THINK" in text
+    ):
         return
     reply = VARIANTS[name](f"<think>{text}</think>")
     assert reply.answer is None
@@ -132,6 +146,16 @@ UNITS = [
     *("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",),
     *("<|channel|>final<|message|>", "<|message|><|eom|>", "<|channel|>analysis<|message|><|end|><|start|>assistant"),
     *('<|START_ACTION|>[{"tool_name":"f"}]<|END_ACTION|>', '<|tool_call>call:f{a:<|"|>', "Action:\n", "a ", " \n"),
+    *(
+        "<seed:tool_call><function=f><parameter=a>\nx</parameter>y",
+        "<tool_calls>[",
+        '<function name="f"><param name="a">',
+    ),
+    *(
+        "<tool_call><function=f><parameter=a>\n</parameter>\n",
+        '{"a": [1,],}',
+        '<tool_call>{"name": "f", "arguments": {"a": "',
+    ),
     *("Action: f\nAction Input: {}\n", "<plan></plan>", "f(a=1), ", "<|channel>thought<channel|>"),
 ]
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import TagArguments, format_answer, format_tool_call, parse_reply
 from llm_envs.policies import ConstantPolicy, OraclePolicy
 from llm_envs.rollout import Collector, EpisodeSpec, play_episode
 from llm_envs.sandbox import MontySandbox, PythonTool
@@ -290,3 +290,33 @@ def test_the_method_of_a_python_tool_is_reset_and_closed_too(form):
     assert "NameError" in started(env).step(format_tool_call("python", code="x"))[0]
     env.close()
     assert env.python_tool.last_result is None
+
+
+def test_a_string_in_tags_reaches_the_tool_as_it_was_written():
+    """Tags have no quotes: whether `007` or `true` is text is for the tool's signature to say."""
+
+    def look_up(name: str, n: int, flag: bool) -> str:
+        return f"{name!r} {n!r} {flag!r}"
+
+    for text in ("007", "true", "1.50", "1e3", '{"a": 1}', "None"):
+        parameters = f"<parameter=name>\n{text}\n</parameter><parameter=n>3</parameter><parameter=flag>True</parameter>"
+        (call,) = parse_reply(f"<tool_call><function=look_up>{parameters}</function></tool_call>").tool_calls
+        assert Tool(look_up)(call.arguments).output == f"{text!r} 3 True"
+        by_schema = Tool(lambda name: name, name="f", parameters={"properties": {"name": {"type": "string"}}})
+        arguments = TagArguments()
+        arguments.put("name", text)
+        assert by_schema(arguments).output == text
+
+
+def test_a_call_that_cannot_be_read_beside_a_sound_one():
+    """The sound one runs, the reply is malformed, and the trajectory counts what the parser tolerated."""
+    reply = format_tool_call("put", code=5) + "<tool_call>{</tool_call>" + format_tool_call("put", code=6)[:-14] + ",}"
+    env = started(Library())
+    observation, _, _, _, info = env.step(reply + "\n</tool_call>")
+    assert observation.splitlines()[-1].startswith("Error: 1 more tool calls in the reply could not be read")
+    assert observation.splitlines()[1] == "5 was there"
+    assert info["reward_components"]["malformed"] == 1.0
+    assert info["quirks"] == {"dropped_call": 1, "trailing_comma": 1}
+    spec = EpisodeSpec("Library", {}, seed=7)
+    trajectory = asyncio.run(play_episode(Library(), spec, ConstantPolicy(reply + "\n</tool_call>")))
+    assert trajectory.metadata["quirks"] == {"dropped_call": 4, "trailing_comma": 4}

@@ -49,7 +49,7 @@ def test_metrics_of_several_processes_are_merged() -> None:
     calls = trajectory([1.0, 1.0], success=True, stop=StopReason.TERMINATED, calls=(True, False, False))
     one_call = trajectory([0.0], success=False, stop=StopReason.MAX_TURNS, calls=(True,))
     bare = replace(one_call, turns=(Turn(0.0, {}),))
-    forked = replace(bare, rows=bare.rows * 3)
+    forked = replace(bare, rows=bare.rows * 3, metadata={"quirks": {"trailing_comma": 3}})
     failed = replace(bare, status="errored")
     parts = [[calls, one_call], [bare, bare, bare, failed], [forked], [failed]]
     merged = average_metrics([metric_totals(part) for part in parts])
@@ -57,6 +57,7 @@ def test_metrics_of_several_processes_are_merged() -> None:
     assert {merged.pop(name) for name in absent} == {0.0}
     assert merged == trajectory_metrics([t for part in parts for t in part])
     assert merged["tool_success"] == 3 / 7 and merged["reward/answer"] == 1.0 and merged["forks"] == 2 / 6
+    assert merged["quirks/trailing_comma"] == 3 / 6 and "quirks/dropped_call" not in merged
 
 
 def test_episodes_are_summed_up_apart_by_label() -> None:
