@@ -170,6 +170,7 @@ CLASSES = {
     "value as text": "vLLM hands on `null` as `\"\"` (Step 3.5) or `\"null\"` (Hunyuan 3), and Gemma's numbers inside lists as "
     "strings. Ours is right: the value was no string.",
     "argument lost": "vLLM's parser of FunctionGemma knows only strings. Ours is right.",
+    "no JSON": "vLLM's parser of Command A hands on empty text for a call without arguments. Ours is right: `{}`.",
     "carriage return": "Step 3.5's parser in vLLM is an XML parser, which turns `\\r\\n` into `\\n`. Ours is right.",
     "text after calls": "vLLM drops text after calls; ours keeps it as content. Neither changes the calls.",
     "text before calls": "vLLM's parser of OLMo 3 drops the text before the calls. Ours is right.",
@@ -213,8 +214,10 @@ def difference(case: Case, mine: Reading, yours: Reading, truth: Reading) -> str
 def _of_arguments(mine: Reading, yours: Reading, truth: Reading) -> str:
     if not [name for name, _ in mine.calls] == [name for name, _ in yours.calls] == [name for name, _ in truth.calls]:
         return "unknown: names"
+    if any(arguments.startswith("not JSON") for _, arguments in yours.calls):
+        return "no JSON"
     triples = [
-        [json.loads(text) if not text.startswith("not JSON") else {} for _, text in trio]
+        [json.loads(arguments) for _, arguments in trio]
         for trio in zip(mine.calls, yours.calls, truth.calls, strict=True)
     ]
     if any(a.keys() != b.keys() for a, b, _ in triples):
