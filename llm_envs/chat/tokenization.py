@@ -7,13 +7,11 @@ enough, so the special tokens among the encoded ids are checked.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,12 +213,11 @@ def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
     OLMo 3 lists its `<|im_end|>` there, and not in its tokenizer.
     """
-    from transformers.utils import cached_file
+    from transformers import GenerationConfig
 
     try:
-        path = cached_file(str(tokenizer.name_or_path), "generation_config.json", local_files_only=True)
-        listed = json.loads(Path(str(path)).read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # missing, or not an object of JSON
+        listed = GenerationConfig.from_pretrained(tokenizer.name_or_path, local_files_only=True).eos_token_id
+    except (OSError, ValueError, TypeError, AttributeError):  # missing, or not a generation config
         return []
     ids = listed if isinstance(listed, list) else [listed]
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - the wide bars are DeepSeek's own
+# ruff: noqa: E501, RUF001 - the wide bars are DeepSeek's own
 """Replies in the families' own forms, written from their published templates, and generated cases of them.
 
 Nothing here uses `llm_envs.parsers`: `tests/support/reply_judges.py` reads the replies by our parsers and by vLLM's.
@@ -99,7 +99,9 @@ def _functions(opening: str, closing: str) -> Callable[[Sequence[Call]], str]:
     def write(calls: Sequence[Call]) -> str:
         blocks = []
         for call in calls:
-            parameters = [f"<parameter={key}>\n{_plain(value)}\n</parameter>\n" for key, value in call.arguments.items()]
+            parameters = [
+                f"<parameter={key}>\n{_plain(value)}\n</parameter>\n" for key, value in call.arguments.items()
+            ]
             blocks.append(f"{opening}\n<function={call.name}>\n{''.join(parameters)}</function>\n{closing}")
         return "\n".join(blocks)
 

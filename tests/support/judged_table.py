@@ -1,4 +1,6 @@
-"""Writes the comparison with vLLM's parsers in docs/guides/models.md: `.venv-vllm/bin/python tests/support/judged_table.py`.
+"""Writes the comparison with vLLM's parsers in docs/guides/models.md.
+
+    .venv-vllm/bin/python tests/support/judged_table.py
 
 A test holds its classes of differences (`tests/llm_envs/parsers/test_parsers_judged.py`).
 """
@@ -20,15 +22,15 @@ N_REPLIES = 2000
 
 
 class Verdict(NamedTuple):
-    """What comparing a family's replies gave."""
+    """The result of comparing a family's replies."""
 
     n: int
     equal_calls: int
     equal_thinking: int
-    whole: int
+    uncut: int
     """Replies that were not cut."""
     ours_as_written: int
-    """Of the whole replies, those that ours read as they were written."""
+    """Of the uncut replies, those that ours read as they were written."""
     theirs_as_written: int
     classes: Counter[str]
 
@@ -41,12 +43,12 @@ def judge(name: str, n: int) -> Verdict:
         counts["calls"] += mine.calls == yours.calls
         counts["thinking"] += mine.thinking == yours.thinking
         if case.kind != "cut":
-            counts["whole"] += 1
+            counts["uncut"] += 1
             counts["ours"] += mine == truth
             counts["theirs"] += yours == truth
         if (found := difference(case, mine, yours, truth)) is not None:
             classes[found] += 1
-    return Verdict(n, *(counts[key] for key in ("calls", "thinking", "whole", "ours", "theirs")), classes)
+    return Verdict(n, *(counts[key] for key in ("calls", "thinking", "uncut", "ours", "theirs")), classes)
 
 
 def format_read(name: str) -> str | None:
@@ -81,7 +83,7 @@ def _row(name: str) -> str:
         parsers,
         f"{found.equal_calls:,}",
         f"{found.equal_thinking:,}",
-        f"{found.ours_as_written:,}, {found.theirs_as_written:,} of {found.whole:,}",
+        f"{found.ours_as_written:,}, {found.theirs_as_written:,} of {found.uncut:,}",
         "; ".join(f"{number}: {count}" for number, count in numbers.items()) or "none",
     ]
     return "| " + " | ".join(cells) + " |"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF001, SIM905 - sentences of a document, the families' own bars, and a list of markers
 """Reads replies by our parsers and by vLLM's, and names the differences. Needs vLLM."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.parser_manager import ParserManager
 
-from llm_envs.parsers import ParsedReply, parse_reply
+from llm_envs.parsers import ParsedReply, typed_calls
 
 logging.getLogger("vllm").setLevel(logging.CRITICAL)  # its parsers log each reply that they cannot read
 PARSERS: dict[str, tuple[str, str | None]] = {
@@ -57,7 +58,7 @@ PARSERS: dict[str, tuple[str, str | None]] = {
 """vLLM's parsers of calls and of thinking, by family."""
 MARKERS = (
     "<think> </think> <tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [THINK] [/THINK] <|tool_call|> "
-    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> "  # noqa: RUF001
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> "
     "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_end|> "
     "<|tool_call_argument_begin|> <minimax:tool_call> </minimax:tool_call> <seed:think> </seed:think> "
     "<seed:tool_call> </seed:tool_call> <tool_calls> </tool_calls> <tool_sep> <arg_key> </arg_key> <arg_value> "
@@ -72,7 +73,7 @@ PIECES = ("Ġ</", "</", "think")
 
 
 class Reading(NamedTuple):
-    """What a parser reads in a reply; texts without differences of white space."""
+    """The parts that a parser reads in a reply; texts without differences of white space."""
 
     calls: tuple[tuple[str, str], ...]
     """Names, and arguments as JSON in one spelling."""
@@ -122,8 +123,10 @@ def theirs(name: str, case: Case, reply: str) -> Reading:
 
 
 def ours(parsed: ParsedReply) -> Reading:
-    """Return what our parser read."""
-    calls = tuple((call.name, _one_spelling(json.dumps(dict(call.arguments)))) for call in parsed.tool_calls)
+    """Return what our parser read, with the arguments that a tool of ours or an agent gets."""
+    tools = [tool.model_dump() for tool in REQUEST.tools or ()]
+    typed = typed_calls(parsed.tool_calls, tools)
+    calls = tuple((call.name, _one_spelling(json.dumps(dict(call.arguments)))) for call in typed)
     return Reading(calls, _squeeze(parsed.thinking), _squeeze(parsed.content))
 
 
@@ -162,12 +165,12 @@ CLASSES = {
     "own marker": "A quoted marker of the format ends vLLM's call: its arguments are cut, or it finds no call. Ours is right: "
     "it reads the JSON, the string or the tag's own line to its end.",
     "cut call": "vLLM runs the calls before the cut, and many parsers also the cut one, with the arguments that are there. Ours "
-    "gives a problem and no call: nobody can know what the model would have written.",
+    "runs only complete calls: the rest of a cut one is unknown.",
     "cut text": "Neither finds a call. The fragment goes to the content or is dropped, and a thought whose opening tag is in the "
     "prompt is content for ours, which does not see the prompt. Ours reports a cut call; vLLM reports nothing.",
-    "JSON in a string": "A string without quotes, such as `7` or `[1, 2]`. vLLM looks into the tool's schema and is right; ours "
-    "decodes it, and the tool converts it back. Muse's parser in vLLM decodes too, even `\"x\"`.",
-    "value as text": "vLLM hands on `null` as `\"\"` (Step 3.5) or `\"null\"` (Hunyuan 3), and Gemma's numbers inside lists as "
+    "JSON in a string": "A string without quotes, such as `7` or `null`. Ours gives a parameter that is a string its text, by the "
+    "tool's schema, as most of vLLM's parsers do. Those of Muse, FunctionGemma and Step 3.5 change it. Ours is right.",
+    "value as text": 'vLLM hands on `null` as `""` (Step 3.5) or `"null"` (Hunyuan 3), and Gemma\'s numbers inside lists as '
     "strings. Ours is right: the value was no string.",
     "argument lost": "vLLM's parser of FunctionGemma knows only strings. Ours is right.",
     "no JSON": "vLLM's parser of Command A hands on empty text for a call without arguments. Ours is right: `{}`.",
@@ -177,7 +180,7 @@ CLASSES = {
     "text around calls, ours": "The form has no closing tag (Llama 3, Mistral, Granite 3, Phi-4). vLLM runs the call and drops "
     "the text; ours gives a problem after a call, and content if text precedes a call without a tag. Ours is stricter by rule: "
     "a quoted example would run as well.",
-    "text around calls, vLLM": "vLLM reads Llama 4's list only if it is the whole reply. Ours is right: the list has tags.",
+    "text around calls, vLLM": "vLLM reads Llama 4's list only if it is all of the reply. Ours is right: the list has tags.",
     "call missed": "vLLM ends Phi-4's list at the first `]`, so an argument with brackets loses all calls. Ours is right.",
     "thinking missed, ours": "Ours leaves the family's thinking in the content. vLLM is right.",
     "thinking missed, vLLM": "vLLM's parser of Hunyuan A13B finds thinking only before `<answer>`. Ours is right.",

@@ -116,7 +116,7 @@ def test_without_tools_a_call_is_one_of_an_unknown_tool():
 
 
 def test_a_broken_reply_calls_nothing_and_says_why():
-    turn = play(says(format_tool_call("add", a=2, b=3) + "<tool_call>{oh"), tools=[Tool(add)])
+    turn = play(says("<tool_call>{oh" + "</answer>"), tools=[Tool(add)])
     assert (turn.reply.tool_calls, turn.tool_results) == ((), ())
     assert turn.reply.problems
     assert turn.messages[-1].role == "assistant"
