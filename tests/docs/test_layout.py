@@ -14,12 +14,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 GENERATED = ("GALLERY.md", "reference/metrics.md", "reference/files.md", "reference/api/")
 GENERATED_PART = re.compile(
-    r"<!-- (?:(?:proof|benchmark) (\w+)|(?:table|judged): begin) -->.*?<!-- (?:end \1|(?:table|judged): end) -->",
+    r"<!-- (?:(?:proof|benchmark) (\w+)|(table|judged|published): begin) -->.*?<!-- (?:end \1|\2: end) -->",
     re.DOTALL,
 )
 FOLDERS = {"guides", "concepts", "reference", "reference/api", "results"}
 AT_THE_TOP = {"index.md", "tutorial.md", "sft.md", "grpo.md", "ppo.md", "dpo.md", "GALLERY.md"}
-MAX_WORDS = 57_500
+MAX_WORDS = 58_500
 """Of all pages together, code blocks included. Raise it only for a new subject; merge pages that say the same."""
 MAX_README_LINES = 149
 
