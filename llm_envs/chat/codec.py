@@ -26,7 +26,7 @@ import numpy as np
 from llm_envs.chat.context import render_reply
 from llm_envs.chat.renderer import serve
 from llm_envs.chat.template import Schema, structured_reply
-from llm_envs.chat.tokenization import WORD, Masked, common_length, generation_ends
+from llm_envs.chat.tokenization import WORD, Masked, common_length, contains_in_order, generation_ends
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
 from llm_envs.parsers import (
@@ -396,12 +396,14 @@ class ChatCodec:
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return the text that the model itself would write after the generation prompt to express `text`."""
         if parsed.tool_calls and not parsed.problems and self.own_call_format is not None:
-            return parsed.content + FORMATTERS[self.own_call_format](parsed.tool_calls)
+            said = "" if parsed.thinking is None else f"<think>\n{parsed.thinking}\n</think>\n\n"
+            said = self._own_words(said + parsed.content, parsed._replace(tool_calls=()))
+            return said + FORMATTERS[self.own_call_format](parsed.tool_calls)
         if parsed.tool_calls and not parsed.problems and self.template.traits.tool_calls:
             # Some templates have no place for text or thinking beside a call; keep the call.
             for form in (structured_reply(parsed, text), Message("assistant", parsed.content, parsed.tool_calls)):
                 words = self._rendered_reply(form)
-                if words is not None and _contains_in_order(words, [call.name for call in parsed.tool_calls]):
+                if words is not None and contains_in_order(words, [call.name for call in parsed.tool_calls]):
                     return words
             if len(parsed.tool_calls) > 1:
                 return self._several_calls(parsed)
@@ -410,7 +412,7 @@ class ChatCodec:
             versions.insert(0, (structured_reply(parsed, text), [parsed.thinking, parsed.content]))
         for version, parts in versions:
             words = self._rendered_reply(version)
-            if words is not None and _contains_in_order(words, parts):
+            if words is not None and contains_in_order(words, parts):
                 return words
         if not self.template.opens_thinking:
             return text
@@ -488,20 +490,8 @@ class ChatCodec:
             return closing + words.removeprefix(closing)
         block = self.parser(rest)  # no problem, but no words either
         if block.problems or block.content or block.thinking != "":
-            reply = self.parser(
-                words
-            )  # the prompt begins a thought with words, which a turn of calls leaves out (Apriel)
+            # The prompt begins a thought with words, which a turn of calls leaves out (Apriel).
+            reply = self.parser(words)
             is_plain = self._text.marked_special.isdisjoint(prompt[n_common:])
             return words if is_plain and reply.tool_calls and not reply.content else None
         return words.removeprefix("</think>")
-
-
-def _contains_in_order(words: str, parts: Sequence[str]) -> bool:
-    """Return whether a text contains all parts, in this order."""
-    position = 0
-    for part in parts:
-        position = words.find(part, position)
-        if position < 0:
-            return False
-        position += len(part)
-    return True

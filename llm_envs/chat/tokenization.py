@@ -23,7 +23,7 @@ from llm_envs.types import IdArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length", "generation_ends"]
+__all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length", "contains_in_order", "generation_ends"]
 
 
 # A placeholder for text while a template is rendered. Only letters, so that no template trims or escapes it, and random
@@ -221,3 +221,14 @@ def generation_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return []
     ids = listed if isinstance(listed, list) else [listed]
     return [id_ for id_ in ids if type(id_) is int and 0 <= id_ < len(tokenizer)]
+
+
+def contains_in_order(words: str, parts: Sequence[str]) -> bool:
+    """Return whether a text contains all parts, in this order."""
+    position = 0
+    for part in parts:
+        position = words.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    return True

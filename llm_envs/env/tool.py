@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_envs.env.text import TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import DROPPED_CALL, ParsedReply
+from llm_envs.parsers import ParsedReply
 from llm_envs.problems import Outcome
 from llm_envs.spaces import encodable
 from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
@@ -118,9 +118,8 @@ class ToolEnv(TextEnv):
         calls = reply.tool_calls[: self.max_calls_per_turn]
         self.tool_results = results = self.run_calls(calls)
         messages, malformed = messages_of_results(reply.tool_calls, results)
-        if n_dropped := reply.quirks.count(DROPPED_CALL):
-            text = f"Error: {n_dropped} more tool calls in the reply could not be read, and were not run."
-            messages, malformed = [*messages, {"role": "user", "content": text}], True
+        if error := reply.dropped_calls_error:
+            messages, malformed = [*messages, {"role": "user", "content": error}], True
         components = self.score(reply, results, correct=False, malformed=malformed)
         observation = "\n".join([message["content"] for message in messages])
         return Outcome(observation, components, False, False, messages)

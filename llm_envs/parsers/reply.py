@@ -65,6 +65,12 @@ class ParsedReply(NamedTuple):
     quirks: tuple[str, ...] = ()
     """Departures from the format that did not stop the parser, once for each occurrence; the keys of `QUIRKS`."""
 
+    @property
+    def dropped_calls_error(self) -> str:
+        """An error for the model about broken calls that were dropped; empty if there are none."""
+        n_dropped = self.quirks.count(DROPPED_CALL)
+        return f"Error: calls in the reply that could not be read, and were not run: {n_dropped}." if n_dropped else ""
+
 
 Parser = Callable[[str], ParsedReply]
 """Takes any string, in linear time, and never raises."""

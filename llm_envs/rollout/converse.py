@@ -258,7 +258,8 @@ class ConversationEnv(gym.Env[str, str]):
         if reply.tool_calls:
             self.tool_results = _checked(self._settle(self._executor(reply.tool_calls)), reply.tool_calls)
             pairs = zip(reply.tool_calls, self.tool_results, strict=True)
-            return tuple(Message("tool", result.output, (), call.id, {"name": result.name}) for call, result in pairs)
+            answers = [Message("tool", result.output, (), call.id, {"name": result.name}) for call, result in pairs]
+            return (*answers, *([Message("user", error)] if (error := reply.dropped_calls_error) else ()))
         if reply.problems:
             return (Message("user", f"Error: the reply cannot be read: {'; '.join(reply.problems)}."),)
         answer = CONTINUE if self._user is None else self._settle(self._user(tuple(self._messages), reply))

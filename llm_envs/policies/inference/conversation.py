@@ -88,7 +88,8 @@ async def aconversation_turn(
 ) -> ConversationTurn:
     """Sample one assistant turn and execute its tool calls.
 
-    The calls of a broken reply are not executed; see `reply.problems`. A call of an unknown tool, or with wrong
+    The calls of a broken reply are not executed (`reply.problems`), nor are broken calls that stand with sound ones
+    (`reply.dropped_calls_error`). A call of an unknown tool, or with wrong
     arguments, gets an error as its result. If a limit cut the turn, its complete calls are executed; the calls of an
     aborted turn are not.
 

@@ -409,6 +409,8 @@ def test_where_the_template_shows_no_calls_the_tokenizer_s_own_tokens_are_used(t
     ids = codec.encode_reply(format_tool_call("f", x="é", y=True))
     assert codec.decode_reply(ids) == call
     assert codec.parser(call).tool_calls == (ToolCall("f", {"x": "é", "y": True}),)
+    thought = codec.encode_reply("<think>\nHm.\n</think>\n\nI look." + format_tool_call("f", x="é", y=True))
+    assert codec.parser(codec.decode_reply(thought)) == codec.parser(call)._replace(thinking="Hm.", content="I look.")
     prompt = codec.encode_prompt(CONVERSATION, TOOLS)
     result = Message("tool", "12", metadata={"name": "f"})
     start = codec.start_of(CONVERSATION, TOOLS)

@@ -313,7 +313,7 @@ def test_a_call_that_cannot_be_read_beside_a_sound_one():
     reply = format_tool_call("put", code=5) + "<tool_call>{</tool_call>" + format_tool_call("put", code=6)[:-14] + ",}"
     env = started(Library())
     observation, _, _, _, info = env.step(reply + "\n</tool_call>")
-    assert observation.splitlines()[-1].startswith("Error: 1 more tool calls in the reply could not be read")
+    assert observation.splitlines()[-1].endswith("could not be read, and were not run: 1.")
     assert observation.splitlines()[1] == "5 was there"
     assert info["reward_components"]["malformed"] == 1.0
     assert info["quirks"] == {"dropped_call": 1, "trailing_comma": 1}
