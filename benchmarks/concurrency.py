@@ -1,13 +1,13 @@
-"""From 1 to 512 concurrent episodes: episodes/s, tokens/s and memory, with a scripted policy and on a vLLM engine.
+"""From 1 to 2,048 concurrent episodes: episodes/s, tokens/s and memory, with a scripted policy and on a vLLM engine.
 
     python benchmarks/concurrency.py [--check] [--out FILE] [--policies scripted,vllm] [--most N]
 
 Both play the workload of `pages.py`: three calls of a tool that takes 50 ms on average (exponentially distributed, in a
 thread), then an answer. The scripted policy says its part at once, and a codec of bytes turns it into tokens. On vLLM
 the model is a tiny one whose replies are forced, so that the numbers are those of the collector and of the engine's own
-bookkeeping, and a request has its seed and log-probabilities. As many episodes are played as take some seconds; memory
-is the highest resident set while they are, less what was resident before, for a row. Without vLLM those rows are left
-out.
+bookkeeping, and a request has its seed and log-probabilities. A row has eight episodes for each that runs at once, so
+that its last episodes weigh little, and is compared with the same episodes without waits. Memory is the highest
+resident set while a row is played, less what was resident before. Without vLLM its rows are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import numpy as np
+import numpy.typing as npt
 from measuring import Column, Figure, Report, finish, make_parser
 from pages import MAX_LENGTH, Book, draw_latencies, forced_replies, make_pages_env, pages_tokenizer, save_model
 
@@ -33,14 +35,18 @@ from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec
 
-WIDTHS = (1, 8, 32, 64, 128, 256, 512)
+WIDTHS = {"scripted": (1, 8, 32, 64, 128, 256, 512, 2048), "vllm": (1, 8, 32, 64, 128, 256, 512)}
+"""Policy -> episodes at once."""
 TURNS = 3
 LATENCY_S = 0.05
-MAX_ROUNDS = 8
-"""Rounds of `width` episodes a row; fewer for wide ones, which are long enough."""
+ROUNDS = 8
+"""Episodes for each that runs at once."""
+MIN_UNWAITED = 256
+"""Episodes without waits, at least."""
 METHOD = (
-    "Episodes of three tool calls of 50 ms on average and an answer, so many at once; *ideal* is what the tools' waits "
-    "alone would allow. Scripted: the collector, a thread for each waiting tool, a token a byte. vLLM: a tiny model "
+    "Episodes of three tool calls of 50 ms on average and an answer, so many at once, eight for each that runs at "
+    "once. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
+    "waits and threads. Scripted: the collector, a thread for each waiting tool, a token a byte. vLLM: a tiny model "
     "whose replies are forced, with a seed and log-probabilities for each request. Memory is how much the process grew "
     "at most while the row was played, trajectories included."
 )
@@ -50,35 +56,40 @@ COLUMNS = [
     Column("episodes", "episodes", ",d"),
     Column("episodes_per_s", "episodes/s", ",.1f"),
     Column("ideal_per_s", "ideal", ",.1f"),
+    Column("share", "share", ".2f"),
     Column("tokens_per_s", "sampled tokens/s", ",.0f"),
     Column("memory_mib", "memory, MiB", ",.1f"),
 ]
 
 
 def measure(policy: Any, codec: Any, name: str, width: int) -> dict[str, Any]:
-    """Play some rounds of `width` episodes at once."""
-    n_episodes = max(width, min(MAX_ROUNDS * width, 512))
-    latencies = draw_latencies(n_episodes, TURNS, LATENCY_S)
-    book = Book(latencies)
-    with Collector(make_pages_env(book), policy, codec=codec, max_concurrency=width, progress=False) as collector:
+    """Play `ROUNDS` episodes for each of `width` at once, with and without the tools' waits."""
+    latencies = draw_latencies(ROUNDS * width, TURNS, LATENCY_S)
+    row = play(policy, codec, width, latencies)
+    unwaited = play(policy, codec, width, np.zeros((max(len(latencies), MIN_UNWAITED), TURNS)))
+    ideal = min(width / (TURNS * LATENCY_S), unwaited["episodes_per_s"])
+    return {"policy": name, "ideal_per_s": ideal, "share": row["episodes_per_s"] / ideal} | row
+
+
+def play(policy: Any, codec: Any, width: int, latencies: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Play an episode for each row of latencies, `width` at once."""
+    make = make_pages_env(Book(latencies))
+    with Collector(make, policy, codec=codec, max_concurrency=width, progress=False) as collector:
         gc.collect()
         before = resident_mib()
         forget_peak()
         started = time.perf_counter()
-        groups = collector.collect(n_episodes)
+        groups = collector.collect(len(latencies))
         seconds = time.perf_counter() - started
         memory_mib = peak_mib() - before
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [t.error or t.stop_reason for t in trajectories if not t.is_success]
     if failed:
-        raise SystemExit(f"{len(failed)} of {n_episodes} episodes failed: {failed[0]}")
-    ideal_s = max(latencies.sum() / width, latencies.sum(axis=1).max())
+        raise SystemExit(f"{len(failed)} of {len(latencies)} episodes failed: {failed[0]}")
     return {
-        "policy": name,
         "width": width,
-        "episodes": n_episodes,
-        "episodes_per_s": round(n_episodes / seconds, 2),
-        "ideal_per_s": round(n_episodes / ideal_s, 2),
+        "episodes": len(latencies),
+        "episodes_per_s": len(latencies) / seconds,
         "tokens_per_s": round(sum(int(t.rows[0].mask.sum()) for t in trajectories) / seconds),
         "memory_mib": round(memory_mib, 1),
     }
@@ -98,7 +109,7 @@ def measure_vllm(widths: list[int]) -> list[dict[str, Any]]:
     forced.n_turns = TURNS  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch), tokenizer)
-        settings = {"max_model_len": MAX_LENGTH, "max_num_seqs": max(WIDTHS), "logits_processors": [forced]}
+        settings = {"max_model_len": MAX_LENGTH, "max_num_seqs": max(WIDTHS["vllm"]), "logits_processors": [forced]}
         llm = load_engine(scratch, dtype="float32", enforce_eager=False, **settings)
     policy = VLLMEnginePolicy(llm, tokenizer)
     measure(policy, policy.codec, "vllm", 64)
@@ -138,15 +149,14 @@ def _status(key: str) -> float:
 def main() -> int:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--policies", default="scripted,vllm")
-    parser.add_argument("--most", type=int, default=max(WIDTHS), help="the widest row")
+    parser.add_argument("--most", type=int, default=max(WIDTHS["scripted"]), help="the widest row")
     options = parser.parse_args()
-    widths = [width for width in WIDTHS if width <= options.most]
     ways: dict[str, Callable[[list[int]], list[dict[str, Any]]]] = {"scripted": measure_scripted, "vllm": measure_vllm}
     wanted = options.policies.split(",")
     if importlib.util.find_spec("vllm") is None:
         wanted = [name for name in wanted if name != "vllm"]
-    rows = [row for name in wanted for row in ways[name](widths)]
-    figures = [Figure(f"{row['policy']}, {row['width']} at once", row["episodes_per_s"], "episodes/s") for row in rows]
+    rows = [row for name in wanted for row in ways[name]([w for w in WIDTHS[name] if w <= options.most])]
+    figures = [Figure(f"{row['policy']}, {row['width']} at once", row["share"], "of the ideal") for row in rows]
     return finish(Report("concurrency", "Concurrent episodes", METHOD, COLUMNS, rows, figures), options)
 
 

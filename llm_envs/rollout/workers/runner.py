@@ -20,11 +20,14 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -198,12 +201,14 @@ class EnvRunner:
         """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
         if self._thread is None:
             return call(function, *args, **kwargs)
-        future = asyncio.wrap_future(self._thread.submit(call, function, *args, **kwargs))
+        future = self._thread.submit_from_loop(partial(call, function, *args, **kwargs))
         try:
-            await asyncio.wait([future], timeout=self._limit_s)
-            if not future.done():
-                raise TimeoutError(f"{what} took longer than max_step_s={self._limit_s:g} s; its thread was abandoned.")
-            return future.result()
+            if self._limit_s is not None:
+                await asyncio.wait([future], timeout=self._limit_s)
+                if not future.done():
+                    limit = f"max_step_s={self._limit_s:g} s"
+                    raise TimeoutError(f"{what} took longer than {limit}; its thread was abandoned.")
+            return await future
         finally:
             future.cancel()  # the result of a call that is still running is dropped
 
@@ -330,6 +335,22 @@ class _Thread:
         self._tasks.put(run)
         return future
 
+    def submit_from_loop(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a function for the event loop of the caller."""
+        loop = asyncio.get_running_loop()
+        mailbox, future = _mailboxes.setdefault(loop, _Mailbox()), loop.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return  # the episode gave up before this call began
+            try:
+                mailbox.put(future.set_result, function(), future)
+            except BaseException as error:  # reported to the waiting event loop
+                mailbox.put(future.set_exception, error, future)
+
+        self._tasks.put(run)
+        return future
+
     def finish(self, last: Callable[[], None]) -> None:
         """Run `last`, even if it raises, and become idle."""
         # Both wait behind a hung call, so the thread becomes idle only if that call returns.
@@ -349,6 +370,32 @@ class _Thread:
             else:
                 task()
             del task  # it keeps the environment alive
+
+
+class _Mailbox:
+    """Results of threads on their way to an event loop, which is woken once for all that wait."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[Callable[[Any], None], Any, asyncio.Future[Any]]] = deque()
+        self._is_awake = False
+
+    def put(self, deliver: Callable[[Any], None], result: Any, future: asyncio.Future[Any]) -> None:
+        """From a thread: have the loop call `deliver(result)`, unless the future is done by then."""
+        self._results.append((deliver, result, future))
+        if not self._is_awake:  # at worst two threads wake the loop
+            self._is_awake = True
+            with suppress(RuntimeError):  # the loop was closed
+                future.get_loop().call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_awake = False  # first: what comes from now on wakes the loop again
+        while self._results:
+            deliver, result, future = self._results.popleft()
+            if not future.done():
+                deliver(result)
+
+
+_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
 
 
 class _Threads:

@@ -157,6 +157,15 @@ class TestThreads:
         asyncio.run(main())
         assert threads() - before <= 16
 
+    def test_no_result_is_lost_where_many_come_at_once(self) -> None:
+        """Threads that end together wake their event loop together, and again in the next loop."""
+
+        async def main() -> None:
+            assert await asyncio.wait_for(asyncio.gather(*(play(Slow) for _ in range(200))), 120) == [1.0] * 200
+
+        for _ in range(3):
+            asyncio.run(main())
+
     def test_a_hung_one_is_replaced_closes_when_it_comes_back_and_is_used_again(self) -> None:
         release = threading.Event()
 
