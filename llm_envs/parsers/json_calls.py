@@ -261,11 +261,14 @@ def read_sole_json(text: str, position: int, closing: str, *, is_one: bool = Tru
     Several are a quirk if the format `is_one` object.
     """
     data, end = scan_json(text, position, 1)
-    calls = calls_from(data, text=text) if type(data) is list else [call_from(data, text=text)]
+    is_list = type(data) is list
+    calls = calls_from(data, text=text) if is_list else [call_from(data, text=text)]
+    if not is_list and text.startswith(closing, after := skip_space(text, end)):
+        return calls, after + len(closing)
     while (separator := _BETWEEN_OBJECTS.match(text, end)) is not None:
         data, end = scan_json(text, separator.end(), 1)
         calls.append(call_from(data, text=text))
-    if is_one and (len(calls) > 1 or type(data) is list):
+    if is_one and (len(calls) > 1 or is_list):
         note_quirk(text, "several_in_block")
     try:
         return calls, expect(text, end, closing)

@@ -200,9 +200,9 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
     if head is None:
         raise BrokenCallError("a tool call must start with the name of its function")
     arguments = TagArguments()
-    arguments.texts = {}
-    position = skip_space(text, head.end())
-    while (match := style.key.match(text, position)) is not None:
+    arguments.texts = texts = {}
+    position, key_at, has_types = skip_space(text, head.end()), style.key.match, style.key.groups > 1
+    while (match := key_at(text, position)) is not None:
         start = match.end()
         is_on_lines = style.is_stripped and text.startswith("\n", start)
         end = style.value_end_on_a_line.search(text, start) if is_on_lines else None
@@ -213,7 +213,7 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
         value = text[start : end.start(1) - 1]
         if style.is_stripped:
             value = value.removeprefix("\n").removesuffix("\n")
-        is_text = match.re.groups > 1 and match[2] in ("true", "string")
+        is_text = has_types and match[2] in ("true", "string")
         if style.has_cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
             value, is_text = value[9:-3], True
         key = match[1].strip()
@@ -221,7 +221,7 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
             raise BrokenCallError(f"the argument {key[:20]!r} stands twice in one tool call")
         arguments[key] = decoded = value if is_text else _decode(value)
         if decoded is not value:
-            arguments.texts[key] = value
+            texts[key] = value
         position = skip_space(text, end.end(1))
     return ToolCall(head[1], arguments), expect(text, position, style.function_end)
 

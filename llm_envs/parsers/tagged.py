@@ -101,6 +101,8 @@ class ReplyGrammar:
         for block in blocks:
             self.blocks.setdefault(block.opening, []).append(block)
         self.untagged = tuple(untagged)
+        # A group for each: only the first form that begins so is tried.
+        self.untagged_begins = re.compile("|".join(f"({whole.begins.pattern})" for whole in untagged) or r"(?!)")
         self.wrappers = {opening: (name, closing) for name, (opening, closing) in (wrappers or {}).items()}
         self.wrapper_ends = {closing: (name, opening) for opening, (name, closing) in self.wrappers.items()}
         self.strays = dict(strays or {})
@@ -144,10 +146,8 @@ def _tree(literals: set[str]) -> str:
 def without_end_of_turn(text: str) -> str:
     """Return the text without surrounding white space, and without one end-of-turn marker."""
     text = text.strip()
-    if text.endswith((">", "]", "[")):
-        for marker in _END_OF_TURN:
-            if text.endswith(marker):
-                return text.removesuffix(marker).rstrip()
+    if text.endswith(_END_OF_TURN):
+        return text.removesuffix(next(filter(text.endswith, _END_OF_TURN))).rstrip()
     return text
 
 
@@ -276,24 +276,24 @@ def read_thought(thought: str, grammar: ReplyGrammar, draft: Draft, where: str) 
 def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
     """Read the rest as calls without tags; return whether it is such calls, valid or broken."""
     start = skip_space(text, position)
-    for whole in grammar.untagged:
-        if whole.begins.match(text, start) is None:
-            continue
-        rest = Document(text[start:].rstrip())
-        rest.quirks = []
-        try:
-            calls = whole.read(rest)
-        except BrokenCallError as error:
-            draft.use(whole.format)
-            draft.complain(str(error))
-            draft.content.append(rest)
-            return True
-        if calls is not None:
-            draft.use(whole.format)
-            draft.tool_calls.extend(calls)
-            draft.quirks += rest.quirks
-            return True
-    return False
+    if (begin := grammar.untagged_begins.match(text, start)) is None:
+        return False
+    whole = grammar.untagged[begin.lastindex - 1]  # type: ignore[operator]
+    rest = Document(text[start:].rstrip())
+    rest.quirks = []
+    try:
+        calls = whole.read(rest)
+    except BrokenCallError as error:
+        draft.use(whole.format)
+        draft.complain(str(error))
+        draft.content.append(rest)
+        return True
+    if calls is None:
+        return False
+    draft.use(whole.format)
+    draft.tool_calls.extend(calls)
+    draft.quirks += rest.quirks
+    return True
 
 
 def _choose(blocks: Sequence[Block], text: str, position: int) -> Block:
