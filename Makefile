@@ -181,6 +181,7 @@ test-scale: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 test-real-model: real-model $(VENV_VLLM)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m proof.templates
+	$(VENV)/bin/python -m proof.sglang
 	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest $(call MARKED,real) $(call FILES,real) $(PYTEST_ARGS)
 	$(RECORD)
 

@@ -356,7 +356,7 @@ def _described(checkpoint: ServedCheckpoint, facts: ServerFacts) -> list[dict[st
 
 
 class SGLangControl(ServerControl):
-    """SGLang's server. Untested: written from its documentation.
+    """SGLang's server. Tested against the contract of its HTTP server, not with its engine.
 
     Its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters.
     """
@@ -365,7 +365,8 @@ class SGLangControl(ServerControl):
         """Ask a server for its facts."""
         model = self.ask(f"{url}/get_model_info", timeout_s=self.quick_s)
         server = self.ask_if_there(f"{url}/server_info") or self.ask(f"{url}/get_server_info")  # its earlier name
-        length = server["context_length"] or server["max_req_input_len"] or server["max_total_num_tokens"]
+        names = ("context_length", "max_context_length", "max_req_input_len")  # by the server's front end and version
+        length = next(filter(None, map(server.__getitem__, names)), server["max_total_num_tokens"])
         path, tag, device = model["model_path"].text(), model["weight_version"].value, server["device"].value
         return ServerFacts(url, path, path, length.whole(1), tag=tag, device=device, is_dev=True)
 

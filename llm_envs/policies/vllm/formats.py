@@ -1,6 +1,6 @@
 """Requests to a model server and its answers: plain functions from our types to JSON and back.
 
-vLLM's format is tested with a real server. SGLang's follows its documentation and has not been tried with a server.
+vLLM's format is tested with a real server, SGLang's against the contract of its server module, without its engine.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class VLLMFormat:
 
 
 class SGLangFormat:
-    """SGLang's own endpoint. Untested: written from its documentation."""
+    """SGLang's own endpoint, tested against the contract of its HTTP server."""
 
     sample_path = "/generate"
 

@@ -70,7 +70,7 @@ class VLLMServerPolicy:
         urls: Addresses of the servers: `"http://127.0.0.1:8000"`, or several. All must have the same model.
         tokenizer: The model's tokenizer, with a chat template.
         model: The model that they must have: a folder or a name on a hub. None takes the first server's.
-        server: "vllm", or "sglang" (untested).
+        server: "vllm", or "sglang" (not tried with its engine).
         api_key: Sent as a bearer token.
         max_concurrency: Maximum number of concurrent turns over all servers.
         timeout_s: Seconds that one attempt at a turn may take.
