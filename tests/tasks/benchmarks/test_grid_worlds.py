@@ -225,7 +225,9 @@ def test_errors_say_what_to_do(monkeypatch):
         start(MINI, "FourRooms", -1)
     grid_worlds._levels.cache_clear()
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(MissingExtraError, match=r"llm/BabyAI-v0 needs `minigrid`: pip install 'llm-envs\[benchmarks\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"llm/BabyAI-v0 needs `minigrid`: pip install 'llm-envs\[benchmarks\]'"
+    ):
         gym.make(BABY)
     monkeypatch.undo()
     grid_worlds._levels.cache_clear()
