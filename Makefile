@@ -153,7 +153,7 @@ newest:
 without-torch:
 	rm -rf build/$@
 	$(call CREATE,build/$@)
-	build/$@/bin/pip install -q --no-compile -e '.[tools]' pytest pytest-xdist hypothesis jinja2
+	build/$@/bin/pip install -q --no-compile -e '.[tools]' pyarrow pytest pytest-xdist hypothesis jinja2
 	PYTHONPATH=tests/support build/$@/bin/python -m pytest -p without_torch -m "$(PLAIN)" \
 		$$(build/$@/bin/python tests/support/wall.py tests core) $(PARALLEL) $(PYTEST_ARGS)
 

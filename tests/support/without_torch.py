@@ -15,10 +15,12 @@ import pytest
 
 EXTRAS = ("train", "vllm", "logging", "bridges", "agents", "cluster", "benchmarks")
 PACKAGES = (
-    *("torch", "transformers", "tokenizers", "trl", "peft", "accelerate", "datasets", "pyarrow", "safetensors"),
-    *("huggingface_hub", "tqdm", "httpx2", "matplotlib", "mcp", "starlette", "uvicorn", "upath", "pandas"),
+    *("torch", "transformers", "tokenizers", "trl", "peft", "accelerate", "datasets", "safetensors"),
+    *("huggingface_hub", "tqdm", "httpx2", "matplotlib", "mcp", "starlette", "uvicorn", "upath", "fsspec"),
 )
-MISSING = re.compile(rf"No module named '({'|'.join(PACKAGES)})\b|llm-envs\[({'|'.join(EXTRAS)})\]")
+MISSING = re.compile(
+    rf"(No module named '|No package metadata was found for )({'|'.join(PACKAGES)})\b|llm-envs\[({'|'.join(EXTRAS)})\]"
+)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

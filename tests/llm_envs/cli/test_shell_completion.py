@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pty
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def asked(line: str, cwd: Path, cache: str) -> list[str]:
     """Return how a line may go on, as bash asks: words in the environment, answers on file descriptor 8."""
     environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
     done = subprocess.run(
-        ["bash", "-c", ASK.format(python=sys.executable)],
+        ["bash", "-c", ASK.format(python=shlex.quote(sys.executable))],
         env=os.environ | environment | {"XDG_CACHE_HOME": cache},
         cwd=cwd,
         capture_output=True,
