@@ -20,6 +20,8 @@
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines; and the chat
 #                   templates of about fifty families
 #   make test-gpu   the tests of trainings and of transformers on a card, which the torch in .venv must support; not part of `make check`
+#   make newest     the core's tests with the newest version that the registry has of each requirement, in build/newest
+#   make without-torch   those of the core's tests that need no torch, in build/without-torch: PYTHON=python3.13 tries another Python
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
@@ -75,7 +77,7 @@ MARKED = -m "($(1))$(if $(SMOKE), and smoke)" --junitxml $(REPORTS)/$$$$.xml
 FILES = $$(grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests $(if $(SMOKE),| xargs grep -l 'mark\.smoke\b'))
 RECORD = $(if $(SMOKE)$(PYTEST_ARGS),,@$(VENV)/bin/python -m proof.targets write $@)
 
-.PHONY: help targets demo demo-real test test-wall test-trainings test-bridges test-agents test-benchmarks test-trust test-scale test-vllm test-docs test-processes test-examples test-real-model test-gpu check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
+.PHONY: help targets demo demo-real newest without-torch test test-wall test-trainings test-bridges test-agents test-benchmarks test-trust test-scale test-vllm test-docs test-processes test-examples test-real-model test-gpu check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -139,6 +141,21 @@ test-examples: $(VENV)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m pytest $(call MARKED,examples) $(call FILES,examples) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
+
+# These two are not recorded and not part of `make check`: what they install changes from day to day.
+newest:
+	rm -rf build/$@
+	$(call CREATE,build/$@)
+	build/$@/bin/pip install -q --no-compile $(TORCH) setuptools
+	build/$@/bin/pip install -q --no-compile --no-build-isolation -e '.[dev]' $(TORCH)
+	build/$@/bin/python -m pytest -m "$(PLAIN)" $$(build/$@/bin/python tests/support/wall.py tests core) $(PARALLEL) $(PYTEST_ARGS)
+
+without-torch:
+	rm -rf build/$@
+	$(call CREATE,build/$@)
+	build/$@/bin/pip install -q --no-compile -e '.[tools]' pyarrow pytest pytest-xdist hypothesis jinja2
+	PYTHONPATH=tests/support build/$@/bin/python -m pytest -p without_torch -m "$(PLAIN)" \
+		$$(build/$@/bin/python tests/support/wall.py tests core) $(PARALLEL) $(PYTEST_ARGS)
 
 # Bridges to other suites, and the renderers: each file of tests in the environment that has its library.
 VERIFIERS_TESTS := test_(verifiers_taskset|verifiers_env|nemo_gym|renderer).py

@@ -68,10 +68,9 @@ class ProgressLineCallback(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Show the chosen metrics."""
         numbers = {key: logs[key] for key in self.keys if logs and logs.get(key) is not None}
-        shown = {key.split("/")[-1]: f"{float(number):.3g}" for key, number in numbers.items()}
-        self._shown |= shown
-        if self._bar is not None and shown:
-            self._bar.set_postfix(shown)
+        self._shown |= {key.split("/")[-1]: f"{float(number):.3g}" for key, number in numbers.items()}
+        if self._bar is not None:
+            self._bar.set_postfix(self._shown)  # the last log of a training has other numbers
         elif state.is_world_process_zero and time.monotonic() - self._written_at >= self.every_s:
             self._write(state)
 

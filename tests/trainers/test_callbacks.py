@@ -16,13 +16,14 @@ class Terminal(io.StringIO):
 
 
 def play(callback, tmp_path):
-    """Run three steps, each logged, and the end."""
+    """Run three steps, each logged, and the end, which logs other numbers."""
     args, state, control = TrainingArguments(str(tmp_path), use_cpu=True), TrainerState(max_steps=3), TrainerControl()
     callback.on_train_begin(args, state, control)
     for step, reward in enumerate([0.25, 0.5, 1.0], 1):
         state.global_step = step
         callback.on_step_end(args, state, control)
         callback.on_log(args, state, control, logs={"env/reward": reward, "loss": 3.0})
+    callback.on_log(args, state, control, logs={"train_runtime": 1.5})
     callback.on_train_end(args, state, control)
 
 

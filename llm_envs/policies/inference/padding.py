@@ -22,7 +22,7 @@ from llm_envs.policies.inference.caches import (
     take_prefix,
     widen_cache,
 )
-from llm_envs.policies.inference.positions import position_ids
+from llm_envs.policies.inference.positions import cache_name, can_continue, position_ids
 from llm_envs.types import IdArray
 
 with extra_needed("a batch for a model needs torch: pip install 'llm-envs[train]'."):
@@ -129,16 +129,17 @@ class PaddedBatch:
     def _forward(
         self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
+        name = cache_name(model)
         output = model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **{name: self._cache},
             **_without_router_loss(model),
         )
-        self._cache = getattr(output, "past_key_values", None)
+        self._cache = getattr(output, name, None) if can_continue(model) else None
         make_room(self._cache)
         return output.logits[:, -1].float()
 

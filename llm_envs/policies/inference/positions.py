@@ -14,11 +14,21 @@ from llm_envs.errors import ModelError, extra_needed
 with extra_needed("positions of tokens need torch: pip install 'llm-envs[train]'."):
     import torch
 
-__all__ = ["accepts_positions", "check_positions", "pass_positions", "position_ids", "position_problem"]
+__all__ = [
+    "accepts_positions",
+    "cache_name",
+    "can_continue",
+    "check_positions",
+    "pass_positions",
+    "position_ids",
+    "position_problem",
+]
 
 _FREE_OF_POSITIONS = ("bloom", "falcon_mamba", "mamba", "mamba2", "mpt")
 """Model types without `position_ids` that need none: they have relative positions, or a state that ignores padding. A
 test compares padded and single rows for each."""
+_WITHOUT_CACHE = ("falcon_mamba", "mamba", "mamba2")
+"""Model types whose states cannot continue a padded row: the same test fails with the cache that they return."""
 
 
 def position_ids(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -72,7 +82,7 @@ def pass_positions(model: Any) -> Any:
 
 
 def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    mask, cache = kwargs.get("attention_mask"), kwargs.get("cache", kwargs.get("past_key_values"))
     if mask is None or mask.ndim != 2 or cache is not None or kwargs.get("position_ids") is not None:
         return None
     return args, kwargs | {"position_ids": position_ids(mask)}
@@ -81,6 +91,20 @@ def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def accepts_positions(model_class: Any) -> bool:
     """Return whether the forward of a class of models takes `position_ids`."""
     return "position_ids" in inspect.signature(model_class.forward).parameters
+
+
+def cache_name(model: Any) -> str:
+    """Return the name of a model's cache: an argument of its forward, and a field of its output.
+
+    It is "cache" from transformers 5.24 on, and "past_key_values" before.
+    """
+    return "cache" if "cache" in inspect.signature(type(_causal(model)).forward).parameters else "past_key_values"
+
+
+def can_continue(model: Any) -> bool:
+    """Return whether padded rows can continue from a model's cache; if not, each step reads them from the start."""
+    config = getattr(_causal(model), "config", None)
+    return config is None or config.get_text_config().model_type not in _WITHOUT_CACHE
 
 
 def _causal(model: Any) -> Any:

@@ -489,10 +489,9 @@ class TestExport:
     def test_a_disk_that_is_full_leaves_nothing(self, run: Path, tmp_path: Path) -> None:
         folder = tmp_path / "out"
         for form in ("messages", "dataset"):
-            command = (
-                f"ulimit -f 1; exec {sys.executable} -m llm_envs.cli.main export {run} {folder / form} --to {form}"
-            )
-            ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+            command = [sys.executable, "-m", "llm_envs.cli.main", "export", str(run), str(folder / form), "--to", form]
+            limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command]
+            ended = subprocess.run(limited, capture_output=True, text=True, timeout=120)
             assert ended.returncode == 1
             assert f"{folder / form} cannot be written (File too large); nothing was left" in ended.stderr
             assert list(folder.iterdir()) == []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -160,9 +161,9 @@ def run_open(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[st
 
 def test_open_shows_the_file(tmp_path: Path) -> None:
     browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/seen\n')
+    browser.write_text(f'#!/bin/sh\necho "$1" > "{tmp_path}/seen"\n')
     browser.chmod(0o755)
-    done = run_open(tmp_path, BROWSER=f"{browser} %s")
+    done = run_open(tmp_path, BROWSER=f"{shlex.quote(str(browser))} %s")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "seen").read_text().strip() == (tmp_path / "run" / "report.html").as_uri()
 

@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_costs_no_run(sandbox):
 def started_by(script, tmp_path, monkeypatch):
     """Have new workers started by a shell script, which the real program's path is passed to."""
     path = tmp_path / "monty"
-    path.write_text(f"#!/bin/sh\nreal={find_monty_binary()}\n{script}\n")
+    path.write_text(f'#!/bin/sh\nreal="{find_monty_binary()}"\n{script}\n')
     path.chmod(0o755)
     monkeypatch.setenv("MONTY_BIN", str(path))
 
@@ -93,7 +93,9 @@ def test_the_start_of_a_worker_does_not_count_as_time_of_the_code(tmp_path, monk
 
 
 def test_a_worker_that_does_not_start_is_not_the_codes_fault(tmp_path, monkeypatch):
-    started_by(f'[ -e {tmp_path}/second ] && exec "$real" "$@"; touch {tmp_path}/second; exit 1', tmp_path, monkeypatch)
+    started_by(
+        f'[ -e "{tmp_path}/second" ] && exec "$real" "$@"; touch "{tmp_path}/second"; exit 1', tmp_path, monkeypatch
+    )
     with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
         assert sandbox.session().run("6 * 7").value == "42"
     started_by("exit 1", tmp_path, monkeypatch)
