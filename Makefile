@@ -20,7 +20,7 @@
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines; and the chat
 #                   templates of about fifty families
 #   make test-gpu   the tests of trainings and of transformers on a card, which the torch in .venv must support; not part of `make check`
-#   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
+#   make check-tasks     every task at its default level against the whole contract, the oracles and tests of every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
@@ -187,7 +187,8 @@ test-real-model: real-model $(VENV_VLLM)/.stamp
 check-tasks: $(VENV)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/llm-envs check $(if $(SMOKE),$(SMOKE_TASKS),--all --namespace llm) --jobs $(WORKERS)
-	$(VENV)/bin/python -m pytest $(call MARKED,levels) $(call FILES,levels) $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,levels) $$(sort -u <(echo "$(call ROOM,core)" | grep ^tests/tasks/) \
+		<(echo "$(call FILES,levels)")) $(PARALLEL) $(PYTEST_ARGS)
 	$(if $(SMOKE),,$(VENV)/bin/python docs/gallery.py --check)
 	$(RECORD)
 
