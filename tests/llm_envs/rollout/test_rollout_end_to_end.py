@@ -104,7 +104,10 @@ def folder_of(tmp_path_factory):
     ("template", "temperature"),
     [
         *[(None, 1.0), ("llama3_1", 0.7), ("gptoss", 0.7)],
-        *(pytest.param(*case, marks=pytest.mark.trainings) for case in ((None, 0.7), ("glm4moe", 0.7), ("gemma4", 1.0))),
+        *(
+            pytest.param(*case, marks=pytest.mark.trainings)
+            for case in ((None, 0.7), ("glm4moe", 0.7), ("gemma4", 1.0))
+        ),
     ],
 )
 def test_transformers(folder_of, template, temperature):

@@ -149,11 +149,7 @@ def test_quality_against_the_cost_of_checks():
     for _ in range(2):  # the second episode has the whole budget again
         twice = format_tool_call("check", code=6) + format_tool_call("check", code=7)
         observation, reward, _, _, info = env.step(twice + format_tool_call("parity"))
-        assert observation.splitlines() == [
-            "false",
-            "Error: check costs 3; 1 of the budget of 4 is left",
-            "odd",
-        ]
+        assert observation.splitlines() == ["false", "Error: check costs 3; 1 of the budget of 4 is left", "odd"]
         assert [result.error for result in env.tool_results] == [None, BUDGET_EXCEEDED, None]
         assert info["reward_components"] == {"correct": 0.0, "cost": 3.5}
         assert reward == pytest.approx(-0.35)

@@ -24,12 +24,7 @@ from llm_envs.trainers.functional.algorithm import (
     create_algorithm_schedule,
 )
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.kl import (
-    k1,
-    k2,
-    k3,
-    kl_in_reward,
-)
+from llm_envs.trainers.functional.kl import k1, k2, k3, kl_in_reward
 from llm_envs.trainers.functional.losses import clipped_surrogate, policy_gradient
 from llm_envs.trainers.functional.pairs import ipo_loss
 

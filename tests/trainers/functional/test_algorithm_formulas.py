@@ -260,10 +260,7 @@ def distill() -> tuple[float, Table]:
 
 def distill_loss() -> tuple[float, Table]:
     """Half the square of log pi - log teacher: its gradient is that of the reverse KL of arXiv 2306.13649."""
-    return summed(
-        lambda row, place: (REF_GAPS[row][place] ** 2 / 2, REF_GAPS[row][place]),
-        lambda row: 1 / N_TOKENS,
-    )
+    return summed(lambda row, place: (REF_GAPS[row][place] ** 2 / 2, REF_GAPS[row][place]), lambda row: 1 / N_TOKENS)
 
 
 FORMULAS: dict[str, Formula] = {
@@ -298,10 +295,7 @@ LITERALS: dict[str, tuple[float, Table]] = {
             [0.0, -0.064273345, -0.080341681],
         ],
     ),
-    "rloo": (
-        0.154796989,
-        [[-0.175, -0.175, -0.175], [0.125], [0.05, 0.05], [0.2, 0.2], [-0.2, -0.2, -0.2]],
-    ),
+    "rloo": (0.154796989, [[-0.175, -0.175, -0.175], [0.125], [0.05, 0.05], [0.2, 0.2], [-0.2, -0.2, -0.2]]),
     "reinforce": (
         0.184088288,
         [[-0.1375, -0.1375, -0.1375], [0.1125], [0.05, 0.05], [0.1125, 0.1125], [-0.1375, -0.1375, -0.1375]],

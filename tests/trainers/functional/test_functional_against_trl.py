@@ -16,25 +16,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import nanstd
 
 from llm_envs.trainers.functional.advantages import group_centred, group_normalised
-from llm_envs.trainers.functional.algorithm import (
-    CISPO,
-    DAPO,
-    DR_GRPO,
-    GRPO,
-    GSPO,
-    Algorithm,
-    algorithm_loss,
-)
+from llm_envs.trainers.functional.algorithm import CISPO, DAPO, DR_GRPO, GRPO, GSPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import importance_weighted_kl, k3
 from llm_envs.trainers.functional.losses import cispo, clipped_surrogate, clipped_tokens
-from llm_envs.trainers.functional.pairs import (
-    dpo_loss,
-    hinge_loss,
-    ipo_loss,
-    pair_log_ratios,
-    sequence_log_ratios,
-)
+from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios, sequence_log_ratios
 
 NAN = float("nan")
 B, T = 6, 9
@@ -143,11 +129,7 @@ CASES = {
         "grpo",
         {"level": "sequence", "low": 0.1, "high": 0.3},
     ),
-    "dual-clip": (
-        replace(GRPO, loss_fn=partial(clipped_surrogate, dual_clip=1.4)),
-        "grpo",
-        {"delta": 1.4},
-    ),
+    "dual-clip": (replace(GRPO, loss_fn=partial(clipped_surrogate, dual_clip=1.4)), "grpo", {"delta": 1.4}),
 }
 
 
@@ -194,12 +176,7 @@ def test_importance_weighted_kl_is_trls_bias_correction(tensors):
 def test_clipped_tokens_are_trls(tensors):
     _, _, logged = trl_grpo(tensors, tensors.advantages_BT, "dapo", low=0.1, high=0.28)
     low, high = clipped_tokens(
-        tensors.logps_BT,
-        tensors.old_logps_BT,
-        tensors.advantages_BT,
-        tensors.mask_BT,
-        clip_low=0.1,
-        clip_high=0.28,
+        tensors.logps_BT, tensors.old_logps_BT, tensors.advantages_BT, tensors.mask_BT, clip_low=0.1, clip_high=0.28
     )
     n_tokens = tensors.mask_BT.sum()
     assert 0 < (low.sum() / n_tokens).item() == pytest.approx(logged["clip_ratio/low_mean"][0])

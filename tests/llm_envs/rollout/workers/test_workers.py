@@ -574,10 +574,7 @@ class TestPrograms:
             "time.sleep(3600) if self.n_turns == 1 else __import__('re').match(r'(a+)+$', 'a' * 60 + 'b')"
         )
         program = subprocess.Popen(
-            [sys.executable, "-c", script(hang=hang)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            [sys.executable, "-c", script(hang=hang)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert program.stdout is not None
         pids: list[int] = []
