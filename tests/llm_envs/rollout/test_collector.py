@@ -36,7 +36,7 @@ from llm_envs.rollout import (
 )
 from llm_envs.rollout.group import check_group
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
-from llm_envs.types import Message, SamplingParams, StopReason, Trajectory, TrajectoryGroup, validate_batch
+from llm_envs.types import SamplingParams, StopReason, Trajectory, TrajectoryGroup, validate_batch
 
 CODEC = ByteCodec()
 DIGITS = [str(digit) for digit in range(10)]
@@ -422,10 +422,6 @@ class TestUse:
         policy.update_weights([], version=4)
         second = collector.collect(1)[0].trajectories[0]
         assert [t.turns[0].weight_versions[0].version for t in (first, second)] == [0, 4]
-
-    def test_messages_start_with_the_system_prompt(self) -> None:
-        (group,) = Collector(NumbersEnv, OraclePolicy()).collect(1)
-        assert group.trajectories[0].messages[0] == Message("system", "Repeat.")
 
     def test_memory_per_token(self) -> None:
         policy = HashingTokenPolicy(CODEC, ["x" * 999])

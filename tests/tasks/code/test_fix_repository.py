@@ -499,18 +499,6 @@ def test_what_the_hidden_tests_call_is_nowhere_in_the_tree():
         assert not [xs for xs in env.problem["lists"] if len(xs) > 3 and str(xs) in text]
 
 
-@pytest.mark.levels
-def test_no_package_is_in_both_splits():
-    keys = {}
-    for split in ("train", "test"):
-        env = gym.make(ID, split=split).unwrapped
-        for seed in range(25):
-            env.reset(seed=seed)
-            keys.setdefault(split, set()).add(str(key_of(env.problem["parts"])))
-    assert len(keys["train"]) == len(keys["test"]) == 25
-    assert not keys["train"] & keys["test"]
-
-
 def test_the_oracle_mends_line_by_line_and_recovers():
     env = begin()
     actions = []
