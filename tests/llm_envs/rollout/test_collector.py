@@ -439,7 +439,7 @@ class TestUse:
                     released.wait(600)
                 return super().step(action)
 
-        limits = RolloutLimits(max_step_s=2.0)  # which the others must not reach
+        limits = RolloutLimits(max_step_s=1.0)  # which the others must not reach
         collector = Collector(Sometimes, OraclePolicy(), limits=limits, max_concurrency=8, max_retries=0)
         started = time.perf_counter()
         trajectories = flatten(collector.collect(30))

@@ -19,7 +19,7 @@ from tests.llm_envs.test_env import Vault, started
 class Library(Vault):
     """Tools of every kind."""
 
-    tool_timeout_s = 3.0
+    tool_timeout_s = 1.0
 
     def make_tools(self):
         self.drawer = Drawer()
@@ -68,7 +68,7 @@ def test_calls_of_a_turn_run_side_by_side_within_their_limit():
     assert observation.splitlines() == [
         "7 after 0.1",
         "7 after 0.05",
-        "Error: search took longer than 3 s and was stopped",
+        "Error: search took longer than 1 s and was stopped",
         "7 was there",
         "3 was there",
     ]

@@ -810,7 +810,7 @@ class TestCollector:
         envs = [EnvChoice("Rogue", kwargs=settings | {"deed": deed}, factory=RogueEnv) for deed in kinds]
         limits = RolloutLimits(max_step_s=1.5)
         with Collector(envs, OraclePolicy(), workers=4, limits=limits, max_retries=0, progress=False) as collector:
-            played = [t for group in collector.collect(60) for t in group]
+            played = [t for group in collector.collect(30) for t in group]
         errors = [t.error and t.error.kind for t in played]
         assert errors == [None if t.seed % 5 else kinds[t.env_kwargs["deed"]] for t in played]
         assert set(errors) == {None, *kinds.values()}
