@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all levels of a test but "hard", or but its last one, as `levels`. Benchmarks have a target of their own."""
+    """Mark every level of a test except "hard" (else the last one) as `levels`; `make test-benchmarks` has its own tests."""
     repeated: dict[tuple[object, ...], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         given = getattr(getattr(item, "callspec", None), "params", {})

@@ -81,7 +81,7 @@ def work(rank, folder):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each of the two processes found, by scenario: they import torch once for all."""
+    """The results of both processes by scenario. Each process imports torch only once."""
     folder = tmp_path_factory.mktemp("lockstep")
     mp.spawn(work, (folder,), nprocs=2)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
