@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every level of a test except "hard" (else the last one) as `levels`; `make test-benchmarks` has its own tests."""
+    """Mark every level of a test except "hard" (else the last one) as `levels`. Benchmarks have another target."""
     repeated: dict[tuple[object, ...], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         given = getattr(getattr(item, "callspec", None), "params", {})
