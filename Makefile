@@ -22,7 +22,7 @@
 #   make test-gpu   the tests of trainings and of transformers on a card, which the torch in .venv must support; not part of `make check`
 #   make newest     the core's tests with the newest version that the registry has of each requirement, in build/newest
 #   make without-torch   those of the core's tests that need no torch, in build/without-torch: PYTHON=python3.13 tries another Python
-#   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
+#   make check-tasks     every task at its default level against the whole contract, the oracles and tests of every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
@@ -72,7 +72,10 @@ REPORTS = build/targets/$@
 BEGIN = @rm -rf $(REPORTS) && mkdir -p $(REPORTS) && touch $(REPORTS)/started
 # The tests of a room (tests/support/wall.py), and what is true of those that need nothing but .venv and a moment.
 ROOM = $$($(VENV)/bin/python tests/support/wall.py tests $(1))
-PLAIN := not (trainings or levels or real or processes or examples or browser or pages or vllm or ray or agents or suites or doors)
+MARKS := trainings|levels|real|processes|examples|browser|pages|vllm|ray|agents|suites|doors
+PLAIN := not ($(subst |, or ,$(MARKS)))
+# The core's files, without those whose tests all have a mark of another target: to import them would take time and find nothing.
+CORE = $$(grep -LE '^pytestmark = .*mark\.($(MARKS))\b' $(call ROOM,core))
 MARKED = -m "($(1))$(if $(SMOKE), and smoke)" --junitxml $(REPORTS)/$$$$.xml
 FILES = $$(grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests $(if $(SMOKE),| xargs grep -l 'mark\.smoke\b'))
 RECORD = $(if $(SMOKE)$(PYTEST_ARGS),,@$(VENV)/bin/python -m proof.targets write $@)
@@ -90,7 +93,7 @@ demo-real: real-model
 
 test: $(VENV)/.stamp
 	$(BEGIN)
-	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,core) $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(CORE) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 	@echo "Not run here, each by the target of its name (make help): test-trainings, -bridges, -agents, -benchmarks, -trust, -scale, -vllm, -docs, -processes, -examples, -real-model, check-tasks."
 
@@ -100,8 +103,8 @@ test-wall: $(VENV)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python tests/support/wall.py copy build/wall
 	ln -sfn .. build/wall/build
-	tests=$$(grep /.*/ <<< "$(call ROOM,core)"); cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $$tests $(PARALLEL) $(PYTEST_ARGS)
-	$(if $(SMOKE),,$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $$(grep -v /.*/ <<< "$(call ROOM,core)") $(PARALLEL) $(PYTEST_ARGS))
+	tests=$$(grep /.*/ <<< "$(CORE)"); cd build/wall && PYTHONPATH=$$PWD $(CURDIR)/$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $$tests $(PARALLEL) $(PYTEST_ARGS)
+	$(if $(SMOKE),,$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $$(grep -v /.*/ <<< "$(CORE)") $(PARALLEL) $(PYTEST_ARGS))
 	$(RECORD)
 
 # The documents: their code, their names and links, benchmarks, proofs and published data. Then the report's page in a browser:
@@ -205,7 +208,8 @@ test-real-model: real-model $(VENV_VLLM)/.stamp
 check-tasks: $(VENV)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/llm-envs check $(if $(SMOKE),$(SMOKE_TASKS),--all --namespace llm) --jobs $(WORKERS)
-	$(VENV)/bin/python -m pytest $(call MARKED,levels) $(call FILES,levels) $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(call MARKED,levels) $$(sort -u <(echo "$(call ROOM,core)" | grep ^tests/tasks/) \
+		<(echo "$(call FILES,levels)")) $(PARALLEL) $(PYTEST_ARGS)
 	$(if $(SMOKE),,$(VENV)/bin/python docs/gallery.py --check)
 	$(RECORD)
 

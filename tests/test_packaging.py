@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "reference" / "primitives.md").read_text(encoding="utf-8")
 SECTIONS = ["Data", "Inference", "Rewards", "KL", "Rollouts", "Algorithms", "Training loop", "Logging", "For tests"]

@@ -37,6 +37,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file: to walk a tree takes longer than to read it."""
+    return tuple(ast.walk(tree(path)))
+
+
 def touched(node: ast.AST) -> Iterator[str]:
     """Yield the private names that a piece of source reads, overrides or sets on an object."""
     if isinstance(node, ast.Attribute):
@@ -63,18 +69,19 @@ def quoted(node: ast.AST) -> Iterator[str]:
         yield node.value
 
 
+@cache
 def names_of(path: Path, read: Any) -> set[str]:
-    return {name for node in ast.walk(tree(path)) for name in read(node) if is_private(name)}
+    return {name for node in nodes(path) for name in read(node) if is_private(name)}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (module, name) of what a file takes from the packages: `from module import name`, or `module.name`."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
             yield from ((node.module, alias.name) for alias in node.names)
         for alias in node.names if isinstance(node, ast.Import) else ():
             if alias.name.split(".")[0] in PACKAGES:
-                used = [part for part in ast.walk(tree(path)) if isinstance(part, ast.Attribute)]
+                used = [part for part in nodes(path) if isinstance(part, ast.Attribute)]
                 shown = alias.asname or alias.name
                 yield from ((alias.name, part.attr) for part in used if ast.unparse(part.value) == shown)
 

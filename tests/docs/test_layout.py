@@ -14,8 +14,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 GENERATED = ("GALLERY.md", "reference/metrics.md", "reference/files.md", "reference/api/")
 GENERATED_PART = re.compile(
-    r"<!-- (?:(?:proof|benchmark) (\w+)|(table|judged|published): begin) -->.*?<!-- (?:end \1|\2: end) -->",
-    re.DOTALL,
+    r"<!-- (?:(?:proof|benchmark) (\w+)|(table|judged|published): begin) -->.*?<!-- (?:end \1|\2: end) -->", re.DOTALL
 )
 FOLDERS = {"guides", "concepts", "reference", "reference/api", "results"}
 AT_THE_TOP = {"index.md", "tutorial.md", "sft.md", "grpo.md", "ppo.md", "dpo.md", "GALLERY.md"}

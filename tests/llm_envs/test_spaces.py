@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Text, flatdim, flatten
 from gymnasium.vector.utils import batch_space, create_empty_array
-from gymnasium.vector.utils.shared_memory import (
-    create_shared_memory,
-    read_from_shared_memory,
-    write_to_shared_memory,
-)
+from gymnasium.vector.utils.shared_memory import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -49,12 +49,7 @@ def test_every_turn_of_the_letters_is_paid_by_itself():
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("expression", "written"),
-    [
-        ("47+85", "7+5=12, 4+8+1=13"),
-        ("21+34", "1+4=5, 2+3=5"),
-        ("92-38", "12-8=4, 9-3-1=5"),
-        ("92-92", "2-2=0, 9-9=0"),
-    ],
+    [("47+85", "7+5=12, 4+8+1=13"), ("21+34", "1+4=5, 2+3=5"), ("92-38", "12-8=4, 9-3-1=5"), ("92-92", "2-2=0, 9-9=0")],
 )
 def test_sums_in_writing(expression, written):
     from proof.tasks import add_in_writing
@@ -95,10 +90,7 @@ def test_ppo_and_dpo_are_told_by_their_kind_and_engine():
         name: [[cell.strip() for cell in line.split("|")[1:5]] for line in tables[name].splitlines() if "llm/" in line]
         for name in ("ppo", "dpo")
     }
-    assert heads["ppo"] == [
-        ["llm/A-v0", "ppo-shared", "transformers", "0"],
-        ["llm/A-v0", "ppo-separate", "vllm", "0"],
-    ]
+    assert heads["ppo"] == [["llm/A-v0", "ppo-shared", "transformers", "0"], ["llm/A-v0", "ppo-separate", "vllm", "0"]]
     assert heads["dpo"] == [["llm/A-v0", "dpo-offline", "transformers", "0"]]
     assert "Not run yet: ppo-shared-" in tables["ppo"] and "ppo-shared-guess," not in tables["ppo"].split("Not run")[1]
 

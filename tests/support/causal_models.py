@@ -16,10 +16,7 @@ FAMILIES = {
     "llama": ("LlamaConfig", GQA),
     "qwen3": ("Qwen3Config", GQA),
     "gemma": ("GemmaConfig", GQA),
-    "gemma3": (
-        "Gemma3TextConfig",
-        GQA | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    "gemma3": ("Gemma3TextConfig", GQA | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}),
     "mistral": ("MistralConfig", GQA | {"sliding_window": 8}),
     "gpt_oss": ("GptOssConfig", GQA | {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
     # learned positions: one past the table is an error

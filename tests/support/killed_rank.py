@@ -31,12 +31,7 @@ class End(TrainerCallback):
 def main() -> None:
     speak_when_asked()
     args = EnvGRPOConfig(
-        output_dir=sys.argv[2],
-        max_steps=3,
-        per_device_train_batch_size=2,
-        num_generations=2,
-        **PLAYED,
-        **QUIET,
+        output_dir=sys.argv[2], max_steps=3, per_device_train_batch_size=2, num_generations=2, **PLAYED, **QUIET
     )
     trainer = EnvGRPOTrainer(sys.argv[1], DENSE, args, callbacks=[End()])
     trainer.train()

@@ -38,12 +38,7 @@ from llm_envs.trainers import (
     EnvSFTTrainer,
     RewardSettings,
 )
-from llm_envs.trainers.functional.references import (
-    KLTriggeredUpdate,
-    ReferenceUpdateFn,
-    create_ema_update,
-    frozen_copy,
-)
+from llm_envs.trainers.functional.references import KLTriggeredUpdate, ReferenceUpdateFn, create_ema_update, frozen_copy
 from llm_envs.types import Trajectory
 
 RANK = int(os.environ.get("RANK", "0"))

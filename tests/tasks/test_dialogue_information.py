@@ -20,18 +20,8 @@ TARIFF = [
         "overseas": ["speed", {"express": ["price", 90, [["pieces", 10]]], "standard": ["price", 40, [["length", 2]]]}],
     },
 ]
-FACTS = {
-    "destination": "domestic",
-    "weight": [4, 3],
-    "insurance": True,
-    "speed": "express",
-    "pieces": 5,
-    "length": 9,
-}
-LINKED = FACTS | {
-    "weight": {"count": 4, "more": 3, "after": "insurance"},
-    "length": {"as": "weight", "more": 2},
-}
+FACTS = {"destination": "domestic", "weight": [4, 3], "insurance": True, "speed": "express", "pieces": 5, "length": 9}
+LINKED = FACTS | {"weight": {"count": 4, "more": 3, "after": "insurance"}, "length": {"as": "weight", "more": 2}}
 PROBLEM = {"theme": "parcel", "facts": FACTS, "tariff": TARIFF}
 
 

@@ -71,11 +71,7 @@ def test_the_state_is_compared_exactly():
     assert play([])[1:] == (0.0, True)
     for place in range(len(CALLS)):
         assert play(CALLS[:place] + CALLS[place + 1 :])[1] == 0.0
-    for call in (
-        ("cancel", {"event": "e5"}),
-        SCHEDULE,
-        ("reply", {"message": "m1", "text": "Thanks"}),
-    ):
+    for call in (("cancel", {"event": "e5"}), SCHEDULE, ("reply", {"message": "m1", "text": "Thanks"})):
         assert play([*CALLS, call])[1] == 0.0
     assert play(CALLS, answer="finished")[1:] == (pytest.approx(-0.1), False)
 

@@ -93,11 +93,7 @@ def test_names_are_compared_as_a_reader_would(given, reward, terminated):
 def test_a_year_is_asked_for_as_a_year():
     env = gym.make(ID)
     env.reset(options=problem(["town", 1], [], "year"))
-    assert env.step(format_answer("long ago"))[:3] == (
-        "Error: the answer is not a year.",
-        pytest.approx(-0.1),
-        False,
-    )
+    assert env.step(format_answer("long ago"))[:3] == ("Error: the answer is not a year.", pytest.approx(-0.1), False)
 
 
 def test_the_encyclopedia():

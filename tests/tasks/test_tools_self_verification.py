@@ -74,10 +74,7 @@ def test_what_is_not_four_numbers_is_malformed(answer):
 def test_the_budget_is_four_checks():
     env = make()
     observation, reward, *_ = env.step("".join(check(1, number) for number in (20, 21, 22, 23, 31)))
-    assert observation.splitlines() == [
-        *["wrong"] * 4,
-        "Error: check costs 1; 0 of the budget of 4 is left",
-    ]
+    assert observation.splitlines() == [*["wrong"] * 4, "Error: check costs 1; 0 of the budget of 4 is left"]
     assert reward == pytest.approx(-0.2)
     assert env.step(check(1, 31))[1] == 0.0
     assert env.step(check(5, 31))[0].startswith("Error: check costs 1")

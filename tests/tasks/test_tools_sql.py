@@ -162,11 +162,7 @@ def test_worlds_hang_together(lookups):
     ("given", "question", "answer"),
     [
         (problem("number", "Ben Dahl"), "What is the age of the customer Ben Dahl?", "41"),
-        (
-            problem("group_sum", "toys"),
-            "What is the sum of price over all products whose category is toys?",
-            "42",
-        ),
+        (problem("group_sum", "toys"), "What is the sum of price over all products whose category is toys?", "42"),
         (
             problem("group_highest", "Dunmore"),
             "Among the customers whose city is Dunmore, which has the highest age? Answer with the name.",

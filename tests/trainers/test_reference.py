@@ -251,9 +251,7 @@ def test_a_checkpoint_without_the_reference_that_trl_moves_is_refused(make, tmp_
 def test_a_reference_in_pieces_is_not_saved_and_the_log_says_so(caplog, tmp_path):
     state = SimpleNamespace(deepspeed_plugin=None)
     trainer = SimpleNamespace(
-        args=SimpleNamespace(sync_ref_model=True),
-        is_fsdp_enabled=True,
-        accelerator=SimpleNamespace(state=state),
+        args=SimpleNamespace(sync_ref_model=True), is_fsdp_enabled=True, accelerator=SimpleNamespace(state=state)
     )
     assert Reference(None, None).save(trainer, tmp_path) is None
     assert "cannot be resumed from: sync_ref_model=True" in caplog.text and "FSDP" in caplog.text

@@ -11,13 +11,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.grpo.algorithms import with_settings
-from llm_envs.trainers.schedules import (
-    AdaptiveKL,
-    KLController,
-    create_cosine,
-    create_linear,
-    parse_kl_schedule,
-)
+from llm_envs.trainers.schedules import AdaptiveKL, KLController, create_cosine, create_linear, parse_kl_schedule
 
 pytestmark = pytest.mark.trainings
 
@@ -78,8 +72,7 @@ def test_the_controller_asks_once_a_step_with_the_mean_since_it_last_asked():
 
 
 @pytest.mark.parametrize(
-    ("text", "at_step_1_of_3"),
-    [("linear:0.4:0.2", 0.3), ("cosine:0.4:0.2", 0.3), ("adaptive:0.05:0.01", 0.05)],
+    ("text", "at_step_1_of_3"), [("linear:0.4:0.2", 0.3), ("cosine:0.4:0.2", 0.3), ("adaptive:0.05:0.01", 0.05)]
 )
 def test_a_line_of_a_configuration(text, at_step_1_of_3):
     assert parse_kl_schedule(text)(1, 3, None) == pytest.approx(at_step_1_of_3)

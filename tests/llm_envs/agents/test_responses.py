@@ -49,10 +49,7 @@ class Stopping(HashingTokenPolicy):
             return sampled
         n = min(ends)
         return replace(
-            sampled,
-            token_ids=sampled.token_ids[:n],
-            logps=sampled.logps[:n],
-            finish_reason=FinishReason.STOP_STRING,
+            sampled, token_ids=sampled.token_ids[:n], logps=sampled.logps[:n], finish_reason=FinishReason.STOP_STRING
         )
 
 

@@ -113,10 +113,7 @@ class TestRows:
         prompt = CODEC.encode_prompt([Message("user", ASK["content"])], TOOLS)
         said = [CODEC.encode_reply(text).tolist() for text in (CALL, answer)]
         assert row.ids.tolist() == [*prompt.tolist(), *said[0], TOOL_TOKEN, *b"12", 256, 259, *said[1]]
-        assert row.spans == (
-            (len(prompt), len(prompt) + len(said[0])),
-            (len(row.ids) - len(said[1]), len(row.ids)),
-        )
+        assert row.spans == ((len(prompt), len(prompt) + len(said[0])), (len(row.ids) - len(said[1]), len(row.ids)))
         assert (row.logps[row.mask] < 0).all()
         assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
         assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]

@@ -23,10 +23,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "MATH": {"problem": "What is 70+2?", "solution": r"It is \boxed{72}."},
     "messages": {"messages": [*QUESTION, {"role": "assistant", "content": WORKED}]},
     "prompt and completion": {"prompt": "What is 70+2?", "completion": "72"},
-    "prompt and completion, as messages": {
-        "prompt": QUESTION,
-        "completion": [{"role": "assistant", "content": "72"}],
-    },
+    "prompt and completion, as messages": {"prompt": QUESTION, "completion": [{"role": "assistant", "content": "72"}]},
     "verl": {
         "data_source": "openai/gsm8k",
         "prompt": QUESTION,

@@ -13,16 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from planted_defects import (
-    BEGIN,
-    DEFECTS,
-    END,
-    PAGE,
-    SETTINGS,
-    SOUND,
-    measured,
-    table,
-)
+from planted_defects import BEGIN, DEFECTS, END, PAGE, SETTINGS, SOUND, measured, table
 from planted_scores import TakesTheLastNumber
 from sound_envs import Backwards, Sum
 

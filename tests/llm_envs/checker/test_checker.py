@@ -14,7 +14,7 @@ from hollow_tasks import DOCSTRING, HOLLOW, HONEST, Looking, Only
 from llm_envs import check_task
 from llm_envs.checker.clauses import CLAUSES
 from llm_envs.checker.episodes import ask_oracle, play, remembering, unwrap
-from llm_envs.checker.subject import THOROUGH
+from llm_envs.checker.subject import QUICK, THOROUGH
 from llm_envs.checker.verdicts import EXCUSABLE
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
@@ -67,6 +67,10 @@ class SoundTool(Looking):
 
     def next_action(self):
         return format_answer(self.tool_results[0].output) if self.tool_results else format_tool_call("look")
+
+
+EFFORT = dataclasses.replace(QUICK, n_hostile_episodes=5)
+"""Each kind of hostile action is as rude in its first episodes as in its thirtieth."""
 
 
 # One broken task for each clause.
@@ -449,7 +453,7 @@ def test_a_sound_task_passes(registered, cls):
 
 @pytest.mark.parametrize(("cls", "clause"), BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
 def test_a_broken_task_trips_exactly_its_clause(registered, cls, clause):
-    report = check_task(registered(cls), raise_on_failure=False)
+    report = check_task(registered(cls), raise_on_failure=False, effort=EFFORT)
     assert ", ".join(result.clause for result in report.failures) == clause, str(report)
 
 

@@ -125,8 +125,7 @@ class TestRefused:
                 merge_runs([parts, again], tmp_path / "merged")
 
     @pytest.mark.parametrize(
-        ("changes", "said"),
-        [({"seed": 1}, "seed: 0 there, 1 here"), ({"n": 12}, "shard_groups: 11 there, 12 here")],
+        ("changes", "said"), [({"seed": 1}, "seed: 0 there, 1 here"), ({"n": 12}, "shard_groups: 11 there, 12 here")]
     )
     def test_shards_of_two_runs(self, parts: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
         """Done as the message says, the merge then succeeds."""

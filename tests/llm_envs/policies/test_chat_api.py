@@ -96,10 +96,7 @@ def test_an_answer_becomes_a_message():
     answer = said(None, tool_calls=[call], reasoning_content="hm").body
     answer["choices"][0]["finish_reason"] = "tool_calls"
     assert chat_message(Said("u", answer)) == Message(
-        "assistant",
-        "",
-        (ToolCall("add", {"a": 1}, "c1"),),
-        metadata={"reasoning": "hm", "finish_reason": "tool_calls"},
+        "assistant", "", (ToolCall("add", {"a": 1}, "c1"),), metadata={"reasoning": "hm", "finish_reason": "tool_calls"}
     )
     parts = [{"type": "text", "text": "a"}, {"type": "refusal"}, {"type": "text", "text": "b"}]
     assert chat_message(Said("u", said(parts).body)) == Message("assistant", "ab")

@@ -64,7 +64,7 @@ def test_a_process_that_works_or_whose_child_works_gets_on(monkeypatch):
         with running(code) as pid:
             while cpu_seconds(pid) < 0.2:  # it, or its child, is there: no disk is waited for any more
                 time.sleep(0.01)
-            assert complaint_of(pid, 3.0) is None
+            assert complaint_of(pid, 1.5) is None
 
 
 def test_one_that_sleeps_or_is_stopped_stands_still(monkeypatch):
@@ -97,14 +97,14 @@ def test_processor_time_is_that_of_the_process_and_its_children():
 
 
 def test_a_worker_that_imports_for_longer_than_the_idle_limit_is_waited_for(monkeypatch, tmp_path):
-    monkeypatch.setattr("llm_envs.processes.IDLE_S", 2.0)
+    monkeypatch.setattr("llm_envs.processes.IDLE_S", 1.0)
     monkeypatch.syspath_prepend(tmp_path)
     end = "\nfrom llm_envs.testing import NumbersEnv"
-    (tmp_path / "works_long.py").write_text(f"import time\nwhile time.process_time() < 3.0: pass{end}")
+    (tmp_path / "works_long.py").write_text(f"import time\nwhile time.process_time() < 1.5: pass{end}")
     (tmp_path / "sleeps_long.py").write_text(f"import time\ntime.sleep(60){end}")
     with WorkerPool(1) as pool:
         pool.check(lambda: __import__("works_long").NumbersEnv(1))
-        with pytest.raises(TimeoutError, match=r"env.make took too long: it has done nothing for 2 s; its process"):
+        with pytest.raises(TimeoutError, match=r"env.make took too long: it has done nothing for 1 s; its process"):
             pool.check(lambda: __import__("sleeps_long").NumbersEnv(1))
 
 

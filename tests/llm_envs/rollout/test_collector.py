@@ -15,8 +15,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llm_envs.errors import InvalidConfigError, UnknownTaskError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, RandomPolicy, with_latency
@@ -38,7 +36,7 @@ from llm_envs.rollout import (
 )
 from llm_envs.rollout.group import check_group
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
-from llm_envs.types import Message, SamplingParams, StopReason, Trajectory, TrajectoryGroup, validate_batch
+from llm_envs.types import SamplingParams, StopReason, Trajectory, TrajectoryGroup, validate_batch
 
 CODEC = ByteCodec()
 DIGITS = [str(digit) for digit in range(10)]
@@ -231,10 +229,7 @@ class TestOrder:
         begun: list[int] = []
         others_finished = asyncio.Event()
         collector = Collector(
-            NumbersEnv,
-            before_turn(OraclePolicy(), first_is_slow),
-            max_concurrency=2,
-            on_trajectory=note,
+            NumbersEnv, before_turn(OraclePolicy(), first_is_slow), max_concurrency=2, on_trajectory=note
         )
         groups = collector.collect(20)
         assert finished == [*range(1, 20), 0]  # the other slot played all the others meanwhile
@@ -270,69 +265,6 @@ class TestOrder:
 
 
 class TestInvariants:
-    @settings(max_examples=60, deadline=None)
-    @given(
-        seed=st.integers(0, 10**6),
-        concurrency=st.integers(1, 9),
-        n_groups=st.integers(0, 8),
-        group_size=st.integers(1, 4),
-        failing=st.sampled_from([0.0, 0.2, 1.0]),
-        leaking=st.sampled_from([0.0, 0.2]),
-        cancel_after_s=st.none() | st.floats(0, 0.02),
-    )
-    def test_under_random_latency_failure_and_cancellation(
-        self,
-        seed: int,
-        concurrency: int,
-        n_groups: int,
-        group_size: int,
-        failing: float,
-        leaking: float,
-        cancel_after_s: float | None,
-    ) -> None:
-        tokens = HashingTokenPolicy(CODEC, DIGITS)
-        policy = with_latency(with_failures(tokens, failing), 0.001, jitter=1.0)
-        policy = with_failures(policy, leaking, asyncio.CancelledError)
-        emitted: list[Trajectory] = []
-        collector = Collector(
-            NumbersEnv,
-            policy,
-            codec=CODEC,
-            env_kwargs={"n_turns": 2},
-            seed=seed,
-            max_concurrency=concurrency,
-            max_retries=1,
-            progress=lambda stats, total: check_books(stats),
-            on_trajectory=emitted.append,
-        )
-
-        async def main() -> list[TrajectoryGroup] | None:
-            task = asyncio.create_task(collector.acollect(n_groups, group_size))
-            if cancel_after_s is not None:
-                await asyncio.sleep(cancel_after_s)
-                task.cancel()
-            try:
-                return await task
-            except asyncio.CancelledError:
-                return None
-            finally:
-                assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        groups = asyncio.run(main())
-        stats = collector.stats
-        check_books(stats)
-        assert stats.running == 0 and tokens.running == 0
-        keys = [(t.group_id, t.member) for t in emitted]
-        assert len(set(keys)) == len(keys) == stats.accepted
-        if groups is None:
-            assert cancel_after_s is not None and stats.submitted <= n_groups * group_size
-        else:
-            assert stats.dropped == 0 and stats.accepted == n_groups * group_size
-            assert sorted(keys) == [(t.group_id, t.member) for t in flatten(groups)]
-        assert validate_batch(emitted) == []
-        assert stats.errored == sum(t.status == "errored" for t in emitted)
-        assert all(t.error is not None for t in emitted if t.status == "errored")
-
     def test_what_a_callback_raises_ends_the_call_and_leaves_nothing_running(self) -> None:
         def full(trajectory: Trajectory) -> None:
             if trajectory.group_id.endswith("3"):
@@ -491,10 +423,6 @@ class TestUse:
         second = collector.collect(1)[0].trajectories[0]
         assert [t.turns[0].weight_versions[0].version for t in (first, second)] == [0, 4]
 
-    def test_messages_start_with_the_system_prompt(self) -> None:
-        (group,) = Collector(NumbersEnv, OraclePolicy()).collect(1)
-        assert group.trajectories[0].messages[0] == Message("system", "Repeat.")
-
     def test_memory_per_token(self) -> None:
         policy = HashingTokenPolicy(CODEC, ["x" * 999])
         (group,) = Collector(NumbersEnv, policy, codec=CODEC, sampling=SamplingParams(max_new_tokens=1000)).collect(1)
@@ -511,7 +439,7 @@ class TestUse:
                     released.wait(600)
                 return super().step(action)
 
-        limits = RolloutLimits(max_step_s=2.0)  # which the others must not reach
+        limits = RolloutLimits(max_step_s=1.0)  # which the others must not reach
         collector = Collector(Sometimes, OraclePolicy(), limits=limits, max_concurrency=8, max_retries=0)
         started = time.perf_counter()
         trajectories = flatten(collector.collect(30))

@@ -34,7 +34,7 @@ from llm_envs.policies.scripted import before_turn
 from llm_envs.rollout import Collector, RolloutLimits
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import SamplingParams, Trajectory, validate_batch
 
 TASKS = suite_ids()
 CONCURRENCIES = (1, 7, 64)
@@ -80,6 +80,7 @@ def collected(env: Any, policy: Policy, concurrency: int, n: int = 4, group_size
     with Collector(env, policy, max_concurrency=concurrency, progress=False, **settings) as collector:
         trajectories = [t for group in collector.collect(n, group_size) for t in group]
     assert len(trajectories) == n * group_size and {t.status for t in trajectories} == {"ok"}
+    assert validate_batch(trajectories) == []
     return serialised(trajectories)
 
 

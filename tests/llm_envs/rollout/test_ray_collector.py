@@ -167,10 +167,7 @@ def test_nodes_that_are_killed_at_random(cluster: Any, tmp_path: Path) -> None:
     player = partial(tokens, 0.1)
     settings: dict[str, Any] = {"max_concurrency": 8, "on_trajectory": seen.append, "progress": False}
     waiting = EnvChoice("NumbersEnv", factory=WaitsEnv)
-    with (
-        RayCollector(waiting, player, n_actors=2, **settings) as collector,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with RayCollector(waiting, player, n_actors=2, **settings) as collector, ThreadPoolExecutor(1) as pool:
         groups = pool.submit(collector.collect, 600, 2)
         try:
             while not groups.done() and n_killed < 4:  # here, because Ray adds nodes in the main thread only

@@ -183,11 +183,7 @@ def test_budgets_count_the_tokens_of_all_rows():
 
 def test_a_collector_hands_history_and_context_on_and_counts_forks():
     collector = Collector(
-        NumbersEnv,
-        HashingTokenPolicy(CODEC, wanted_digit),
-        codec=CODEC,
-        context_fn=create_window(1),
-        progress=False,
+        NumbersEnv, HashingTokenPolicy(CODEC, wanted_digit), codec=CODEC, context_fn=create_window(1), progress=False
     )
     with collector:
         (group,) = collector.collect(1, 2)

@@ -182,7 +182,7 @@ GAMES = [
     pytest.param("llm/Blackjack-v0", "easy", ("hit", "stick"), 8, marks=pytest.mark.levels),
     pytest.param("llm/CliffWalking-v0", "easy", MOVES, 6, marks=pytest.mark.levels),
     ("llm/GuessNumber-v0", "easy", tuple(map(str, range(1, 11))), 3),
-    ("llm/Sokoban-v0", "easy", MOVES, 6),
+    pytest.param("llm/Sokoban-v0", "easy", MOVES, 6, marks=pytest.mark.levels),
 ]
 
 

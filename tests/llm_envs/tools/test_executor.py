@@ -233,10 +233,10 @@ def test_a_limit_stops_one_call_and_not_its_neighbours():
 
     turn = calls(("hang", {}), ("sleep", {"s": 0.05}), ("nap", {"s": 3600}), ("fail", {}))
     (hung, slept, napped, failed), seconds = timed(
-        run_calls, tools(hang, sleep, fail, Tool(nap, parallel=True)), turn, timeout_s=2.0
+        run_calls, tools(hang, sleep, fail, Tool(nap, parallel=True)), turn, timeout_s=1.0
     )
     assert seconds < 300
-    assert hung.output == "Error: hang took longer than 2 s and was stopped"
+    assert hung.output == "Error: hang took longer than 1 s and was stopped"
     assert (hung.error, napped.error) == (TOOL_TIMEOUT, TOOL_TIMEOUT)
     assert (slept.output, failed.output) == ("slept", "Error: no")
     assert ended.is_set()
@@ -399,7 +399,7 @@ from llm_envs.tools import run_calls
 from llm_envs.tools import Tool
 from llm_envs.types import ToolCall
 
-background.EXIT_S = background.CLEANUP_S = 2.0
+background.EXIT_S = background.CLEANUP_S = 1.0
 
 def hang(x: int) -> str:
     "Hang."

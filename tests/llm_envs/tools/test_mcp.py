@@ -59,10 +59,7 @@ def test_results_and_errors(box):
     assert box["add"]({"a": "2"}).output == "3"
     assert box["read"]({"variable": "COLOUR"}).output == "green"
     wrong = box["add"]({"a": "x"})
-    assert (wrong.error, wrong.output) == (
-        INVALID_ARGUMENTS,
-        "Error: argument a of add: 'x' is not of type 'integer'",
-    )
+    assert (wrong.error, wrong.output) == (INVALID_ARGUMENTS, "Error: argument a of add: 'x' is not of type 'integer'")
     failed = box["fail"]({})
     assert (failed.success, failed.error) == (False, "InvalidActionError")
     assert "Error executing tool fail" in failed.output

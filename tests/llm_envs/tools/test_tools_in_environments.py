@@ -19,7 +19,7 @@ from tests.llm_envs.test_env import Vault, started
 class Library(Vault):
     """Tools of every kind."""
 
-    tool_timeout_s = 3.0
+    tool_timeout_s = 1.0
 
     def make_tools(self):
         self.drawer = Drawer()
@@ -68,7 +68,7 @@ def test_calls_of_a_turn_run_side_by_side_within_their_limit():
     assert observation.splitlines() == [
         "7 after 0.1",
         "7 after 0.05",
-        "Error: search took longer than 3 s and was stopped",
+        "Error: search took longer than 1 s and was stopped",
         "7 was there",
         "3 was there",
     ]
@@ -149,11 +149,7 @@ def test_quality_against_the_cost_of_checks():
     for _ in range(2):  # the second episode has the whole budget again
         twice = format_tool_call("check", code=6) + format_tool_call("check", code=7)
         observation, reward, _, _, info = env.step(twice + format_tool_call("parity"))
-        assert observation.splitlines() == [
-            "false",
-            "Error: check costs 3; 1 of the budget of 4 is left",
-            "odd",
-        ]
+        assert observation.splitlines() == ["false", "Error: check costs 3; 1 of the budget of 4 is left", "odd"]
         assert [result.error for result in env.tool_results] == [None, BUDGET_EXCEEDED, None]
         assert info["reward_components"] == {"correct": 0.0, "cost": 3.5}
         assert reward == pytest.approx(-0.35)

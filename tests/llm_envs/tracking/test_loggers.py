@@ -14,14 +14,7 @@ from llm_envs.errors import StoreError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import NumbersEnv
-from llm_envs.tracking import (
-    console_logger,
-    csv_logger,
-    jsonl_logger,
-    multi_logger,
-    read_metrics,
-    trajectory_table,
-)
+from llm_envs.tracking import console_logger, csv_logger, jsonl_logger, multi_logger, read_metrics, trajectory_table
 from llm_envs.types import StopReason
 
 

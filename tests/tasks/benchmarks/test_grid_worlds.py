@@ -167,10 +167,7 @@ def test_lava_ends_an_episode():
     assert terminated and not info["is_success"] and "The mission has failed." in observation
 
 
-@pytest.mark.parametrize(
-    ("env_id", "n"),
-    [(BABY, 90), pytest.param(MINI, 60, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("env_id", "n"), [(BABY, 90), pytest.param(MINI, 60, marks=pytest.mark.slow)])
 def test_every_level_of_the_package_is_played(env_id, n):
     names = grid_worlds._levels(env_id[4:-3])
     assert len(names) >= n

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gymnasium as gym
 import pytest
@@ -13,6 +14,7 @@ import llm_envs
 from llm_envs.checker.comparing import compared_repairs
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.tasks.code import fix_repository, workbench
 from llm_envs.tasks.code.boundaries import off_by_one
 from llm_envs.tasks.code.linking import LinkError, link
 from llm_envs.tasks.code.package_mistakes import outcomes_of, run_lines
@@ -273,8 +275,6 @@ def test_an_own_test_runs_beside_the_others():
     env = begin()
     put(env, "/tests/test_own.py", "from harbor.rules import is_plum\n\ndef test_edge():\n    assert not is_plum(3)\n")
     assert env.step(call("run_tests"))[0].startswith("FAILED test_edge: AssertionError")
-    put(env, "/tests/test_own.py", "def test_edge():\n    while True:\n        pass\n")
-    assert "over the time limit" in env.step(call("run_tests"))[0]
     put(env, "/tests/test_own.py", "def test_edge(:\n")
     assert env.step(call("run_tests"))[0] == "Error: SyntaxError: /tests/test_own.py, line 1: invalid syntax"
     env.step(shell("rm -r /tests"))
@@ -294,7 +294,6 @@ RIGHT = "def is_plum(x):\n    return x > 3\n\n\ndef is_fig(x):\n    return is_pl
         (RIGHT.replace("x > 3", "x in (4, 5, 9)"), 0),  # all that the tests name
         ("def is_plum(x):\n    return x == 9 or x in (4, 5, 7)\n\n\ndef is_fig(x):\n    return x == 5", 0),
         ("def is_plum(x):\n    return x > 3\n", 0),
-        (RIGHT + "while True:\n    pass\n", 0),
         (RIGHT + "raise ValueError\n", 0),
         (RIGHT + "x = '\ud800'\n", 0),
         (RIGHT + "x = 0x" + "9" * 9_000, 0),
@@ -308,6 +307,16 @@ def test_hidden_tests_decide(rules, paid):
     observation, reward, terminated, _, info = env.step(DONE)
     assert (observation, reward, terminated) == ("Correct." if paid else "Incorrect.", paid, True)
     assert info["is_success"] == bool(paid)
+
+
+def test_code_that_does_not_end_is_wrong(monkeypatch):
+    for module, name in ((workbench, "_TEST_LIMITS"), (fix_repository, "_JUDGE_LIMITS")):
+        monkeypatch.setattr(module, name, replace(getattr(module, name), timeout_s=0.5))
+    env = begin()
+    put(env, "/tests/test_own.py", "def test_edge():\n    while True:\n        pass\n")
+    assert "over the time limit" in env.step(call("run_tests"))[0]
+    put(env, "/harbor/rules.py", RIGHT + "while True:\n    pass\n")
+    assert env.step(DONE)[:3] == ("Incorrect.", 0.0, True)
 
 
 def test_a_deleted_module_is_wrong_and_another_answer_is_malformed():
@@ -488,18 +497,6 @@ def test_what_the_hidden_tests_call_is_nowhere_in_the_tree():
         env.reset(seed=seed)
         text = "".join(env.workbench.machine.files.values())
         assert not [xs for xs in env.problem["lists"] if len(xs) > 3 and str(xs) in text]
-
-
-@pytest.mark.levels
-def test_no_package_is_in_both_splits():
-    keys = {}
-    for split in ("train", "test"):
-        env = gym.make(ID, split=split).unwrapped
-        for seed in range(25):
-            env.reset(seed=seed)
-            keys.setdefault(split, set()).add(str(key_of(env.problem["parts"])))
-    assert len(keys["train"]) == len(keys["test"]) == 25
-    assert not keys["train"] & keys["test"]
 
 
 def test_the_oracle_mends_line_by_line_and_recovers():

@@ -11,10 +11,7 @@ from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes, w
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 ROW = Row(
-    np.arange(9, dtype=np.int32),
-    np.array([0, 0, 1, 1, 0, 1, 1, 1, 0], bool),
-    np.zeros(9, np.float32),
-    ((2, 4), (5, 8)),
+    np.arange(9, dtype=np.int32), np.array([0, 0, 1, 1, 0, 1, 1, 1, 0], bool), np.zeros(9, np.float32), ((2, 4), (5, 8))
 )
 
 

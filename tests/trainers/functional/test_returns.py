@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from llm_envs.trainers.functional.returns import (
-    discounted_returns,
-    gae,
-    length_adaptive_lambda,
-)
+from llm_envs.trainers.functional.returns import discounted_returns, gae, length_adaptive_lambda
 
 NAN = float("nan")
 # A token of the environment, two of the first turn, one of the environment, one of the second turn, padding.
@@ -31,13 +27,7 @@ def test_gae_of_a_terminated_episode_does_not():
 
 def test_time_that_passes_between_turns_only():
     advantages_BT, _ = gae(
-        VALUES_BT,
-        REWARDS_BT,
-        MASK_BT,
-        gamma=0.5,
-        lam=0.5,
-        bootstrap_B=torch.tensor([4.0]),
-        turn_ids_BT=TURN_IDS_BT,
+        VALUES_BT, REWARDS_BT, MASK_BT, gamma=0.5, lam=0.5, bootstrap_B=torch.tensor([4.0]), turn_ids_BT=TURN_IDS_BT
     )
     # as above at both ends of turns; inside the first: 0 + 2 - 1 + 0.75
     assert advantages_BT[0].tolist() == [0.0, 1.75, 0.75, 0.0, 1.0, 0.0]

@@ -296,11 +296,7 @@ def test_each_algorithm_has_its_own_kl(make):
 
 
 def test_only_generations_that_sample_dynamically_replace_groups(make):
-    trainer = make(
-        {"max_steps": 2, "num_train_seeds": 16},
-        env=COIN,
-        algorithm={0: "grpo", 1: "dapo"},
-    )
+    trainer = make({"max_steps": 2, "num_train_seeds": 16}, env=COIN, algorithm={0: "grpo", 1: "dapo"})
     played = spy_on_episodes(trainer)
     trainer.train()
     first, second = ({t.seed % 2 for t in generation} for generation in played)

@@ -119,9 +119,7 @@ def test_rewards_of_ones_own_are_columns_and_count(make):
     trainer = make(
         {"max_steps": 1, "scale_rewards": "none"},
         rewards=RewardSettings(
-            reward_fns={"length": length},
-            weights={"length": -0.125},
-            shaping_fns={"cost": partial(shorter, cost=0.25)},
+            reward_fns={"length": length}, weights={"length": -0.125}, shaping_fns={"cost": partial(shorter, cost=0.25)}
         ),
     )
     kept = spy_on_batches(trainer)
@@ -139,11 +137,7 @@ def test_rewards_of_ones_own_are_columns_and_count(make):
 def test_components_keep_their_names_in_both_of_trls_ways(make):
     for way in ("sum_then_normalize", "normalize_then_sum"):
         trainer = make(
-            {
-                "max_steps": 1,
-                "multi_objective_aggregation": way,
-                "env_kwargs": {"difficulty": "easy"},
-            },
+            {"max_steps": 1, "multi_objective_aggregation": way, "env_kwargs": {"difficulty": "easy"}},
             env="llm/Countdown-v0",
             rewards=RewardSettings(components=True),
         )

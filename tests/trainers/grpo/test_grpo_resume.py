@@ -79,11 +79,7 @@ def test_the_file_that_makes_a_checkpoint_complete_is_written_last(
 
 
 def folders(whole: Path, parts: Path) -> dict[str, Path]:
-    return {
-        "start": whole / "checkpoint-5",
-        "whole": whole / "checkpoint-10",
-        "parts": parts / "checkpoint-10",
-    }
+    return {"start": whole / "checkpoint-5", "whole": whole / "checkpoint-10", "parts": parts / "checkpoint-10"}
 
 
 TORN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
@@ -116,10 +112,7 @@ def run(model, folder, name, max_steps, resume=None, **changes):
     if name == "ppo":
         trainer = EnvPPOTrainer(model, env, EnvPPOConfig(**settings, value_learning_rate=3e-3))
     else:
-        algorithms = {
-            "pairs torn apart": "pairwise",
-            "an adaptive KL": replace(GRPO, kl_coef=AdaptiveKL(0.1, 0.001)),
-        }
+        algorithms = {"pairs torn apart": "pairwise", "an adaptive KL": replace(GRPO, kl_coef=AdaptiveKL(0.1, 0.001))}
         algorithm = {"algorithm": algorithms[name]} if name in algorithms else {}
         trainer = EnvGRPOTrainer(model, env, EnvGRPOConfig(**settings, num_generations=4), **algorithm)
     try:

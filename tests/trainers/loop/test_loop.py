@@ -26,14 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from trainings import DENSE, spy_on_episodes
 from transformers import get_scheduler
 
-from llm_envs.errors import (
-    InvalidConfigError,
-    ModelError,
-    ReplayError,
-    RolloutFailedError,
-    StoreError,
-    TimeLimitError,
-)
+from llm_envs.errors import InvalidConfigError, ModelError, ReplayError, RolloutFailedError, StoreError, TimeLimitError
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits

@@ -25,11 +25,7 @@ from llm_envs.trainers import (
 from llm_envs.trainers.cli.parser import TrainingParser
 from llm_envs.trainers.engines.servers import SERVER_SETTINGS
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
-from llm_envs.trainers.settings.unused import (
-    SET_BY_ALGORITHM,
-    dpo_cases,
-    grpo_cases,
-)
+from llm_envs.trainers.settings.unused import SET_BY_ALGORITHM, dpo_cases, grpo_cases
 
 DENSE = EnvChoice("dense", factory=DenseEnv)
 BARE = {"output_dir": "x", "report_to": "none", "bf16": False, "use_cpu": True}

@@ -9,13 +9,7 @@ from device import on_cpu, placed, rounding
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.inference import (
-    batch_generate,
-    eos_token_ids,
-    generate_text,
-    token_logps,
-    turn_seed,
-)
+from llm_envs.policies.inference import batch_generate, eos_token_ids, generate_text, token_logps, turn_seed
 from llm_envs.policies.inference import generate as generate_one
 from llm_envs.policies.inference.sampling import _draw
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer

@@ -23,6 +23,7 @@ class Recorder(http.server.BaseHTTPRequestHandler):
     """Answers everything by an empty object, and keeps the headers that it was sent."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     seen: list[str]
     location = ""
 

@@ -33,60 +33,63 @@ class Engine:
         return sorted(self.open)
 
 
-def work(rank, folder, scenario):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{scenario}-store", rank=rank, world_size=2)
+def play(rank, scenario):
+    """Play a scenario as one of two processes; return what came of it."""
     engine = Engine()
     both = Lockstep(engine, dist.new_group([0, 1], backend="gloo"))
-    found = {"steps": [], "agreed": []}
     if scenario == "requests":
         both.add_request(f"{rank}-1", "bad" if rank else "good", 0.5)
         both.add_request(f"{rank}-2", "good", 1.0)
-        found["steps"].append(both.step())
-        found["refused"] = {name: str(error) for name, error in both.refused.items()}
+        steps = [both.step()]
+        refused = {name: str(error) for name, error in both.refused.items()}
         if rank == 0:
             both.abort_request(["0-1", "0-2"])
-        found["steps"] += [both.step(), both.step()]
+        steps += [both.step(), both.step()]
         if rank == 1:
             both.abort_request(["1-2"])
-        found["steps"].append(both.step())
-        found["told"] = engine.told
-    elif scenario == "agreement":
-        for busy, update, closed in (
-            ((0, 0), (0, 0), (0, 0)),
-            ((0, 1), (0, 0), (1, 0)),
-            ((0, 1), (1, 0), (0, 0)),
-            ((1, 0), (1, 1), (0, 0)),
-            ((0, 0), (0, 1), (1, 0)),
-            ((1, 0), (0, 0), (1, 1)),
-        ):
-            agreed = both.agree(is_busy=bool(busy[rank]), has_update=bool(update[rank]), is_closed=bool(closed[rank]))
-            found["agreed"].append(agreed.name)
-    else:
-        try:
-            if rank == 0:
-                raise ValueError("out of memory")
-            both.step() if scenario == "failure in a step" else both.agree(
-                is_busy=False, has_update=False, is_closed=False
+        steps.append(both.step())
+        return {"steps": steps, "refused": refused, "told": engine.told}
+    if scenario == "agreement":
+        return [
+            both.agree(is_busy=bool(busy[rank]), has_update=bool(update[rank]), is_closed=bool(closed[rank])).name
+            for busy, update, closed in (
+                ((0, 0), (0, 0), (0, 0)),
+                ((0, 1), (0, 0), (1, 0)),
+                ((0, 1), (1, 0), (0, 0)),
+                ((1, 0), (1, 1), (0, 0)),
+                ((0, 0), (0, 1), (1, 0)),
+                ((1, 0), (0, 0), (1, 1)),
             )
-        except (ValueError, PeerFailedError) as error:
-            both.fail(error)
-            found["error"] = str(error)
-    with open(f"{folder}/{scenario}-{rank}.json", "w") as file:
-        json.dump(found, file)
+        ]
+    try:
+        if rank == 0:
+            raise ValueError("out of memory")
+        if scenario == "failure in a step":
+            both.step()
+        both.agree(is_busy=False, has_update=False, is_closed=False)
+    except (ValueError, PeerFailedError) as error:
+        both.fail(error)
+        return str(error)
+
+
+def work(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    found = {name: play(rank, name) for name in ("requests", "agreement", "failure in a step", "failure before")}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def run(tmp_path):
-    def both(scenario):
-        mp.spawn(work, (str(tmp_path), scenario), nprocs=2)
-        return [json.loads((tmp_path / f"{scenario}-{rank}.json").read_text()) for rank in (0, 1)]
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The results of both processes by scenario. Each process imports torch only once."""
+    folder = tmp_path_factory.mktemp("lockstep")
+    mp.spawn(work, (folder,), nprocs=2)
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return {scenario: [rank[scenario] for rank in ranks] for scenario in ranks[0]}
 
-    return both
 
-
-def test_every_engine_is_told_the_same_in_the_same_order_and_a_refusal_goes_to_who_asked(run):
-    one, other = run("requests")
+def test_every_engine_is_told_the_same_in_the_same_order_and_a_refusal_goes_to_who_asked(found):
+    one, other = found["requests"]
     assert one["told"] == other["told"] and one["steps"] == other["steps"]
     assert one["told"][:4] == [["add", f"{rank}-{n}", p, 0.5 * n] for rank, n, p in (
         (0, 1, "good"), (0, 2, "good"), (1, 1, "bad"), (1, 2, "good"),
@@ -95,14 +98,14 @@ def test_every_engine_is_told_the_same_in_the_same_order_and_a_refusal_goes_to_w
     assert (one["refused"], other["refused"]) == ({}, {"1-1": "no"})
 
 
-def test_weights_change_when_all_have_new_ones_and_the_end_comes_when_all_are_closed(run):
-    one, other = run("agreement")
-    assert one["agreed"] == other["agreed"] == ["WAIT", "STEP", "STEP", "UPDATE", "UPDATE", "CLOSE"]
-    assert set(one["agreed"]) <= {agreed.name for agreed in Agreed}
+def test_weights_change_when_all_have_new_ones_and_the_end_comes_when_all_are_closed(found):
+    one, other = found["agreement"]
+    assert one == other == ["WAIT", "STEP", "STEP", "UPDATE", "UPDATE", "CLOSE"]
+    assert set(one) <= {agreed.name for agreed in Agreed}
 
 
 @pytest.mark.parametrize("scenario", ["failure in a step", "failure before"])
-def test_a_failure_is_everybodys(run, scenario):
-    one, other = run(scenario)
-    assert one["error"] == "out of memory"
-    assert other["error"] == "the engine of process 0 of its group failed: ValueError: out of memory"
+def test_a_failure_is_everybodys(found, scenario):
+    one, other = found[scenario]
+    assert one == "out of memory"
+    assert other == "the engine of process 0 of its group failed: ValueError: out of memory"

@@ -254,9 +254,9 @@ def test_a_server_that_hangs_is_noticed_by_its_health(one):
 
 
 def test_a_slow_turn_on_a_healthy_server_is_waited_for_up_to_the_limit():
-    slow = Answer(body=completion([5, 2]).body, delay_s=4.0)
+    slow = Answer(body=completion([5, 2]).body, delay_s=1.5)
     with fake_server(vllm_answers(TOKENIZER, lambda asked, n: slow)) as server:
-        policy = make_policy(server.url, health_s=3.0, max_retries=0)
+        policy = make_policy(server.url, health_s=1.0, max_retries=0)
         assert sample(policy)[0].token_ids.tolist() == [5, 2]
         assert server.paths("/health")
         policy.timeout_s = 0.2

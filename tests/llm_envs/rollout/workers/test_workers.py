@@ -271,7 +271,7 @@ class TestPolicies:
 
         with WorkerPool(1) as pool:
             play_one(pool, maker())  # what a worker imports first is not what takes long
-            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=2.0).error
+            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=1.0).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", "policy")
 
 
@@ -312,7 +312,7 @@ class TestDeath:
     )
     def test_a_call_over_its_limit_is_killed(self, at: str, deed: str, one: WorkerPool) -> None:
         play_one(one, maker())  # what a worker imports first is not what takes long
-        limit_s = 0.5 if at == "make" else 2.0  # calls before the one that hangs must not reach it
+        limit_s = 0.5 if at == "make" else 1.0  # calls before the one that hangs must not reach it
         error = play_one(one, maker(at=at, deed=deed), limit_s=limit_s).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", f"env.{at}")
         assert error.message == f"env.{at} took longer than max_step_s={limit_s:g} s; its process was killed."
@@ -346,30 +346,10 @@ class TestDeath:
         monkeypatch.setenv("ROGUE_NOTES", str(notes))
         with WorkerPool(1) as pool:
             play_one(pool, maker())  # what a worker imports first is not what takes long
-            play_one(pool, maker(at="step", deed="leave"), limit_s=4.0)
+            play_one(pool, maker(at="step", deed="leave"), limit_s=2.0)
         pids = [int(pid) for pid in notes.read_text().split()]
         assert len(pids) == 3
         assert wait_until(lambda: not any(map(is_running, pids)))
-
-    def test_one_in_twenty_hangs_for_ever_and_the_rest_is_on_time(self) -> None:
-        """60 episodes: 3 hang in `step`, 3 end their worker, and 3 raise."""
-        deeds = {0: "hang", 1: "exit", 2: "KeyError"}
-
-        async def main(pool: WorkerPool) -> list[Trajectory]:
-            wrong = [deeds.get(seed % 20) for seed in range(60)]
-            makers = [maker(n_turns=2, **({"at": "step", "deed": deed} if deed else {})) for deed in wrong]
-            runners = [pool.runner(make, 3.0) for make in makers]
-            specs = [EpisodeSpec("Rogue", {}, seed=seed) for seed in range(60)]
-            return await asyncio.gather(*map(play, runners, specs, [OraclePolicy()] * 60))
-
-        with WorkerPool(4) as pool:
-            started = time.perf_counter()
-            trajectories = asyncio.run(main(pool))
-            seconds = time.perf_counter() - started
-        kinds = [t.error.kind if t.error else t.reward for t in trajectories]
-        assert kinds == ["TimeoutError", "WorkerDiedError", "KeyError", *[1.0] * 17] * 3
-        assert pool.n_started <= 4 + 6
-        assert seconds < 1_000  # 3 × 3 s of hanging and 10 starts; no limit at all would be an hour
 
 
 class TestPlaces:
@@ -594,10 +574,7 @@ class TestPrograms:
             "time.sleep(3600) if self.n_turns == 1 else __import__('re').match(r'(a+)+$', 'a' * 60 + 'b')"
         )
         program = subprocess.Popen(
-            [sys.executable, "-c", script(hang=hang)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            [sys.executable, "-c", script(hang=hang)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert program.stdout is not None
         pids: list[int] = []
@@ -827,12 +804,13 @@ class TestCollector:
         assert collect(2) == collect(0)
         assert children() <= before
 
-    def test_one_in_twenty_hangs_for_ever(self) -> None:
-        envs = EnvChoice("Rogue", kwargs={"at": "step", "deed": "hang", "one_in": 20}, factory=RogueEnv)
-        settings: dict[str, Any] = {"limits": RolloutLimits(max_step_s=3.0), "max_retries": 0, "progress": False}
-        started = time.perf_counter()
-        with Collector(envs, OraclePolicy(), workers=4, **settings) as collector:
-            groups = collector.collect(60)
-        hung = [t.seed % 20 == 0 for group in groups for t in group]
-        assert [t.status == "errored" for group in groups for t in group] == hung and any(hung)
-        assert time.perf_counter() - started < 1_000
+    def test_some_hang_end_their_worker_or_raise_and_the_rest_is_on_time(self) -> None:
+        kinds = {"hang": "TimeoutError", "exit": "WorkerDiedError", "KeyError": "KeyError"}
+        settings = {"at": "step", "one_in": 5}
+        envs = [EnvChoice("Rogue", kwargs=settings | {"deed": deed}, factory=RogueEnv) for deed in kinds]
+        limits = RolloutLimits(max_step_s=1.5)
+        with Collector(envs, OraclePolicy(), workers=4, limits=limits, max_retries=0, progress=False) as collector:
+            played = [t for group in collector.collect(30) for t in group]
+        errors = [t.error and t.error.kind for t in played]
+        assert errors == [None if t.seed % 5 else kinds[t.env_kwargs["deed"]] for t in played]
+        assert set(errors) == {None, *kinds.values()}
