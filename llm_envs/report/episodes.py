@@ -7,6 +7,7 @@ reorder text and lone surrogates are shown as symbols. The page itself makes sur
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from llm_envs.report.evaluation import visible
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
@@ -21,10 +23,12 @@ __all__ = ["COLUMNS", "Details", "Names", "is_sampled", "table_line"]
 
 COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
-    "seconds", "begins", "chunk",
+    "seconds", "begins", "step", "weights", "chunk",
 )  # fmt: skip
 """The table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers from `Names`."""
 
+_OF_TRAINER = re.compile(r"(?:train|eval)-(\d{1,9})-\d+-\d+-\d+")
+"""A group's id of `trainers.episodes.generation`: step, generation in it, process, place."""
 OUTCOMES = ("success", "failure", "errored", "unscored")
 BEGINS = 90
 """Characters of the first observation that the table shows."""
@@ -69,7 +73,15 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         names.number("stop", trajectory.stop_reason.value),
         _rounded(trajectory.timings.get("total")),
         names.number("begins", _begins(trajectory)),
+        _step(trajectory.group_id),
+        min((span.version for turn in trajectory.turns for span in turn.weight_versions), default=None),
     ]
+
+
+def _step(group_id: str) -> int | None:
+    """Return the optimizer step that an episode of a trainer was played for, which its group's id begins with."""
+    found = _OF_TRAINER.fullmatch(group_id)
+    return None if found is None else int(found[1])
 
 
 def is_sampled(trajectory: Trajectory, share: float) -> bool:
@@ -108,17 +120,20 @@ class Details:
         """Episodes whose conversations were left out."""
         self._names, self._tokens_left, self._characters_left = names, max_tokens, max_characters
 
-    def of(self, trajectory: Trajectory, run: int) -> dict[str, Any]:
+    def of(self, trajectory: Trajectory, run: int, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the details of one episode as JSON types.
 
         `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
-        number of the tools' text, `group` the group's id, `meta` the metadata.
+        number of the tools' text, `group` the group's id, `meta` the metadata, `learned` what a training learned from
+        it (`report.learned`).
         """
         error = trajectory.error
         out: dict[str, Any] = {
             "group": visible_text(trajectory.group_id),
             "t": [_turn(turn, trajectory.rows) for turn in trajectory.turns],
         }
+        if learned is not None:
+            out["learned"] = visible(learned)
         if error is not None:
             out["e"] = [visible_text(text) for text in (error.where, error.kind, error.message)]
         if trajectory.metadata:

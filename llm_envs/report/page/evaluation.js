@@ -1,7 +1,6 @@
 // What evaluations found, as results.json has it, and two of them compared as `llm-envs eval --compare` does.
 
 const MOST_PASS_PLOTS = 6;
-const evaluated = index.runs.map((_, run) => run).filter((run) => index.runs[run].results);
 const tasksOf = (run) => index.runs[run].results.tasks.map((task) => ({run, task}));
 const largestK = (task) => Math.max(...Object.keys(task.pass_at).map(Number));
 

@@ -15,6 +15,7 @@ function summaryView() {
     el('h2', {}, 'Summary'),
     index.notes.length ? el('section', {class: 'notes', 'aria-label': 'Notes'},
       el('ul', {}, index.notes.map((note) => el('li', {}, note)))) : null,
+    isLive && liveSection(),
     nEpisodes && !playedRuns.every((run) => index.runs[run].results) ? numbersTable() : null,
     legend(names),
     evaluationSection(),

@@ -2,7 +2,7 @@
 
 const PAGE = 100;
 const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0};
-let shown = everyEpisode;
+let shown = [...everyEpisode];
 let current = null;  // the episode that the keyboard is at
 
 const HEADS = [
@@ -10,13 +10,12 @@ const HEADS = [
   ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
   ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
 ];
-const isGrouped = columns.member.some((member) => member !== 0);
 const heads = () => HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : true);
 const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
 const TEXTS = new Set(['env', 'run', 'stop']);
 const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // on a phone below the environment, or left out
 
-const FILTERS = [
+const filters = () => [
   ['run', 'Run', index.runs.map((run) => run.name), playedRuns], ['env', 'Environment', index.names.env],
   ['outcome', 'Outcome', outcomes], ['stop', 'Ended', index.names.stop], ['settings', 'Settings', index.names.settings],
 ];
@@ -24,6 +23,10 @@ const FILTERS = [
 // What an episode is found by. Conversations are parsed at the first search, not before.
 const haystacks = [];
 function haystack(episode) {
+  if (isLive && !fetched.has(episode)) {  // only what the table has, until the episode has been opened
+    return [envName(episode), runName(episode), 'seed:' + columns.seed[episode], outcomeName(episode), stopName(episode),
+      settingsOf(episode), beginsWith(episode)].join('\n').toLowerCase();
+  }
   if (haystacks[episode] === undefined) {
     const {m = [], group, e = []} = details(episode);
     const said = m.map(([, text]) => typeof text === 'number' ? block('shared').system[text] : text);
@@ -35,7 +38,7 @@ function haystack(episode) {
 
 function refilter() {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = FILTERS.map(([key]) => key).filter((key) => view[key] !== '');
+  const chosen = filters().map(([key]) => key).filter((key) => view[key] !== '');
   shown = everyEpisode.filter((episode) =>
     chosen.every((key) => columns[key][episode] === Number(view[key])) && words.every((word) => haystack(episode).includes(word)));
   if (view.sort) {
@@ -49,14 +52,14 @@ function refilter() {
       return view.descending ? -order : order;
     };
     shown.sort(compare);
-  }
+  } else if (isLive) shown.reverse();  // the newest first
   view.page = Math.min(view.page, Math.max(0, Math.ceil(shown.length / PAGE) - 1));
 }
 
 function tableView() {
   const search = el('input', {id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', value: view.search,
     placeholder: 'words, seed:12, group:…', oninput: later(() => { view.search = search.value; view.page = 0; redraw(); })});
-  const filters = FILTERS.map(([key, label, options, places]) => [key, label, options, places || [...options.keys()]])
+  const boxes = filters().map(([key, label, options, places]) => [key, label, options, places || [...options.keys()]])
     .filter(([, , , places]) => places.length > 1).map(([key, label, options, places]) =>
     el('label', {}, label, el('select', {id: 'filter-' + key,
       onchange: (event) => { view[key] = event.target.value; view.page = 0; redraw(); }},
@@ -64,7 +67,7 @@ function tableView() {
       places.map((place) => el('option', {value: place, selected: view[key] === String(place)}, options[place] || '(none)')))));
   const found = [el('h2', {}, 'Episodes'),
     el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
-      el('label', {class: 'search'}, 'Search', search), filters),
+      el('label', {class: 'search'}, 'Search', search), boxes),
     el('p', {id: 'found', role: 'status', class: 'soft'}), el('div', {id: 'table'})];
   queueMicrotask(redraw);  // once it is in the document
   return found;
@@ -82,11 +85,15 @@ function redraw() {
   drawPage(place);
 }
 
+function sayFound() {
+  document.getElementById('found').textContent = count(shown.length, 'episode') +
+    (shown.length < everyEpisode.length ? ` of ${everyEpisode.length.toLocaleString('en')}` : '');
+}
+
 function drawPage(place) {
   const pages = Math.max(1, Math.ceil(shown.length / PAGE)), start = view.page * PAGE;
   const rows = shown.slice(start, start + PAGE);
-  document.getElementById('found').textContent = count(shown.length, 'episode') +
-    (shown.length < nEpisodes ? ` of ${nEpisodes.toLocaleString('en')}` : '');
+  sayFound();
   if (!rows.includes(current)) current = rows.length ? rows[0] : null;
   place.replaceChildren(
     el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
