@@ -77,6 +77,8 @@ class Feed:
         self._summary: dict[str, Any] = {"version": 0, "tasks": [], "summary": [], "comparisons": [], "evaluations": []}
         self._summed_at, self._summing_s = -math.inf, 0.0
         self._about = 0
+        self._is_behind = True
+        """Whether the folders have more than has been read."""
 
     def read(self) -> bool:
         """Read what is new, at most a little at a time; return whether there was anything."""
@@ -86,7 +88,8 @@ class Feed:
                 self._about += sum(run.look() for run in fresh) > 0 or len(fresh) > len(self._runs)
                 self._runs = fresh
                 is_news = sum(self._read_run(number, run) for number, run in enumerate(self._runs)) > 0
-                self._sum_up(is_settled=not is_news)
+                self._is_behind = any(run.is_behind for run in self._runs)
+            self._sum_up(is_settled=not is_news)  # without the lock: only this thread changes what it reads
             return is_news
         except Restarted:
             with self._lock:
@@ -171,6 +174,7 @@ class Feed:
                 "points": points,
                 "keys": list(islice(self._keys, had["keys"], None)),
                 "gone": self._gone[had["gone"] :],
+                "reading": self._is_behind,
                 "live": [run.status() for run in self._runs],
                 "notes": [visible_text(note) for run in self._runs for note in run.notes()],
                 "more": stop < len(self._rows) or had["points"] + len(points) < len(self._points),

@@ -51,6 +51,8 @@ class LiveRun:
     tails: list[EpisodeTail] = field(default_factory=list)
     metrics: MetricsTail | None = None
     learned: Learned | None = None
+    is_behind: bool = True
+    """Whether its folder may have more episodes than have been read."""
     _unread: dict[int, str] = field(default_factory=dict)
     """Part -> why it could not be read just now."""
     _looked: tuple[Any, ...] = ()
@@ -86,9 +88,12 @@ class LiveRun:
     def read_episodes(self, limit: int) -> list[tuple[int, Place, Trajectory]]:
         """Return up to `limit` new episodes of each part, with the part's number."""
         out: list[tuple[int, Place, Trajectory]] = []
+        self.is_behind = False
         for number, tail in enumerate(self.tails):
             try:
-                out += [(number, place, trajectory) for place, trajectory in tail.read(limit)]
+                found = tail.read(limit)
+                out += [(number, place, trajectory) for place, trajectory in found]
+                self.is_behind |= len(found) == limit
                 self._unread.pop(number, None)
             except LLMEnvsError as error:
                 self._unread[number] = str(error)
@@ -113,7 +118,12 @@ class LiveRun:
     def notes(self) -> list[str]:
         """Return what cannot be read, the newest 20 lines."""
         of_metrics = [] if self.metrics is None else self.metrics.notes
-        return [*self.run.notes, *(note for tail in self.tails for note in tail.notes), *of_metrics, *self._unread.values()][-20:]
+        return [
+            *self.run.notes,
+            *(note for tail in self.tails for note in tail.notes),
+            *of_metrics,
+            *self._unread.values(),
+        ][-20:]
 
     def status(self) -> dict[str, Any]:
         """Return what the run does now, as JSON types: its live files together, its throughput, and alarms."""

@@ -128,7 +128,9 @@ def test_curves_grow_by_step_and_alarms_are_told(chromium: Chromium, stack: Exit
     chromium.wait("index.runs[0].curves.reward.length === 2")
     assert chromium.js("index.runs[0].curves") == {"reward": [[1, 0.5], [2, 0.75]], "loss": [[1, 1.0]]}
     chromium.wait("document.querySelector('#live .alarms')?.innerText === 'loss is not a finite number.'")
-    chromium.wait("document.querySelector('figure svg').getAttribute('aria-label').includes('0.5 to 0.75 over 2 points')")
+    chromium.wait(
+        "document.querySelector('figure svg').getAttribute('aria-label').includes('0.5 to 0.75 over 2 points')"
+    )
 
 
 def test_a_collection_is_followed_to_its_end(chromium: Chromium, stack: ExitStack, tmp_path: Path) -> None:
@@ -166,7 +168,9 @@ def test_hostile_text_stays_text_and_other_sites_are_refused(
         chromium.go(f"#episode/{number}")
         chromium.wait("document.querySelector('.chat') !== null")
         chromium.unfold()
-    assert chromium.js("window.attacked === undefined && document.querySelectorAll('main script, main img').length === 0")
+    assert chromium.js(
+        "window.attacked === undefined && document.querySelectorAll('main script, main img').length === 0"
+    )
     assert all(address.startswith(server.url) for address in chromium.requests())
     for headers in ({"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         with pytest.raises(urllib.error.HTTPError, match="403"):

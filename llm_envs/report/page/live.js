@@ -5,7 +5,7 @@ const DRAW_EVERY_MS = 1500;  // the plots of a summary
 const KEPT_DETAILS = 400;  // episodes that stay opened
 const NEWEST = 10;
 let known = {id: '', about: 0, summary: 0, rows: 0, points: 0, gone: 0, keys: []};
-let statuses = [], isConnected = true, drawnAt = 0, wantsDrawing = false;
+let statuses = [], isReading = false, drawingMs = 0, isConnected = true, drawnAt = 0, wantsDrawing = false;
 
 const kinds = Object.keys(index.names);
 
@@ -48,6 +48,7 @@ function take(told) {
     Object.assign(index, {tasks: told.summary.tasks, summary: told.summary.summary, comparisons: told.summary.comparisons, evaluations: told.summary.evaluations});
   }
   index.notes = told.notes;
+  isReading = told.reading;
   statuses = told.live;
   return told.rows.length + told.points.length + told.gone.length > 0 || told.runs !== undefined || told.summary !== undefined;
 }
@@ -92,11 +93,14 @@ function changed(isMore) {
   wantsDrawing ||= isMore;
   if (name === 'summary') {
     document.getElementById('live')?.replaceWith(liveSection());
-    if (wantsDrawing && performance.now() - drawnAt > DRAW_EVERY_MS) redrawSummary();
-  } else if (name === 'episodes' && wantsDrawing && performance.now() - drawnAt > DRAW_EVERY_MS) redrawTable();
+    if (wantsDrawing && isDue()) redrawSummary();
+  } else if (name === 'episodes' && wantsDrawing && isDue()) redrawTable();
 }
 
+const isDue = () => performance.now() - drawnAt > Math.max(DRAW_EVERY_MS, 10 * drawingMs);
+
 function redrawSummary() {
+  const began = performance.now();
   const main = document.getElementById('main');
   if (main.contains(document.activeElement) && document.activeElement !== main && !document.activeElement.closest('#live')) return;
   wantsDrawing = false;
@@ -105,6 +109,7 @@ function redrawSummary() {
   drawn.querySelectorAll('details').forEach((one) => { if (open.has(one.querySelector('summary').textContent.replace(/^[\d,]+/, ''))) one.open = true; });
   main.replaceChildren(drawn);
   drawnAt = performance.now();
+  drawingMs = drawnAt - began;
 }
 
 function redrawTable() {
@@ -141,6 +146,7 @@ const duration = (seconds) => seconds < 90 ? `${Math.round(seconds)} s` : second
 function liveSection() {
   return el('section', {id: 'live', 'aria-label': 'Now'},
     isConnected ? null : el('p', {class: 'notes', role: 'status'}, 'The server does not answer: what is below is as it was. Start llm-envs watch again on the same --port.'),
+    isReading && nEpisodes > 0 ? el('p', {class: 'soft'}, `Reading what is stored: ${count(nEpisodes, 'episode')} so far.`) : null,
     el('div', {class: 'runs-now'}, statuses.map((now, run) => runNow(now, index.runs[run]?.name || ''))), newestTable());
 }
 
