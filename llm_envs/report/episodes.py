@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from llm_envs.report.evaluation import visible
+from llm_envs.report.outcome_text import why_nothing
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
@@ -23,7 +24,7 @@ __all__ = ["COLUMNS", "Details", "Names", "is_sampled", "table_line"]
 
 COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
-    "seconds", "begins", "step", "weights", "chunk",
+    "seconds", "begins", "step", "weights", "parts", "chunk",
 )  # fmt: skip
 """The table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers from `Names`."""
 
@@ -32,6 +33,8 @@ _OF_TRAINER = re.compile(r"(?:train|eval)-(\d{1,9})-\d+-\d+-\d+")
 OUTCOMES = ("success", "failure", "errored", "unscored")
 BEGINS = 90
 """Characters of the first observation that the table shows."""
+MAX_PARTS = 40
+"""Parts of a reward that the table has of one episode."""
 EXACT = 2**53
 """JavaScript's numbers are exact below this; a larger seed is kept as text."""
 
@@ -52,8 +55,18 @@ class Names:
         return {kind: [visible_text(text) for text in known] for kind, known in self.of.items()}
 
 
-def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> list[Any]:
-    """Return an episode's values of `COLUMNS`, except the last one, `chunk`."""
+def table_line(
+    trajectory: Trajectory, run: int, part: int, names: Names, learned: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """Return an episode's values of `COLUMNS`, except the last one, `chunk`.
+
+    Args:
+        trajectory: The episode.
+        run: Number of its run.
+        part: Number of its folder in the run.
+        names: Gets its texts.
+        learned: What a training learned from it (`report.learned`), if anything.
+    """
     settings = json.dumps(dict(trajectory.env_kwargs), sort_keys=True, ensure_ascii=False, default=str)
     seed = trajectory.seed if abs(trajectory.seed) < EXACT else str(trajectory.seed)
     is_scored = trajectory.status == "ok"
@@ -75,7 +88,18 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         names.number("begins", _begins(trajectory)),
         _step(trajectory.group_id),
         min((span.version for turn in trajectory.turns for span in turn.weight_versions), default=None),
+        _parts(trajectory, names, learned) if is_scored else [],
     ]
+
+
+def _parts(trajectory: Trajectory, names: Names, learned: Mapping[str, Any] | None) -> list[Any]:
+    """Return [number of a name, value, ...]: what the task paid by component, and what a training learned from."""
+    values = [(f"paid: {name}", value) for name, value in trajectory.components.items()]
+    if learned is not None:
+        values += [(f"learned: {name}", value) for name, value in learned["columns"].items()]
+        values.append(("advantage", learned["advantage"]))
+    pairs = [(names.number("part", name), _rounded(value)) for name, value in values[:MAX_PARTS]]
+    return [entry for pair in pairs for entry in pair]
 
 
 def _step(group_id: str) -> int | None:
@@ -124,8 +148,8 @@ class Details:
         """Return the details of one episode as JSON types.
 
         `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
-        number of the tools' text, `group` the group's id, `meta` the metadata, `learned` what a training learned from
-        it (`report.learned`).
+        number of the tools' text, `group` the group's id, `why` why it earned nothing, `meta` the metadata, `learned`
+        what a training learned from it (`report.learned`).
         """
         error = trajectory.error
         out: dict[str, Any] = {
@@ -136,6 +160,8 @@ class Details:
             out["learned"] = visible(learned)
         if error is not None:
             out["e"] = [visible_text(text) for text in (error.where, error.kind, error.message)]
+        if (why := why_nothing(trajectory)) is not None:
+            out["why"] = visible_text(why)
         if trajectory.metadata:
             out["meta"] = visible_text(_json(trajectory.metadata))
         if trajectory.tools:

@@ -39,7 +39,7 @@ MAX_TOKENS, MAX_CHARACTERS = 200_000, 4_000_000
 """Of the details of one answer; what is beyond has a note in place of it."""
 READ_AT_ONCE = 200
 """Episodes read while the lock is held: some 30 ms."""
-KINDS = ("env", "stop", "begins", "settings")
+KINDS = ("env", "stop", "begins", "settings", "part")
 """Names that the table needs."""
 
 
@@ -187,8 +187,11 @@ class Feed:
 
     def _new_names(self, kind: str, had: int, rows: Sequence[Sequence[Any]]) -> list[str]:
         """Return the names that these rows need and the page does not have. They are numbered as they are needed."""
-        place = COLUMNS.index(kind)
-        need = max((row[place] for row in rows), default=had - 1) + 1
+        if kind == "part":
+            used = [number for row in rows for number in row[COLUMNS.index("parts")][::2]]
+        else:
+            used = [row[COLUMNS.index(kind)] for row in rows]
+        need = max(used, default=had - 1) + 1
         texts = islice(self._names.of.get(kind, {}), had, need)
         if kind == "settings":
             return [visible_text(settings_text(json.loads(text))) for text in texts]

@@ -38,12 +38,12 @@ class Learned:
         Keys: `step`, `columns` (name -> reward), `weights` (name -> weight), `advantage` (null if it differs by token).
         """
         key = trajectory.group_id, trajectory.member
-        if key not in self._found:
+        if key not in self._found and trajectory.group_id.startswith("train-"):
             self._read()
         return self._found.get(key)
 
     def _read(self) -> None:
-        for path in sorted(self._run.glob(f"{FOLDER}/*.jsonl")):
+        for path in sorted((self._run / FOLDER).glob("*.jsonl")):
             try:
                 if path.stat().st_size == self._offsets.get(path, 0):
                     continue

@@ -27,6 +27,7 @@ from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, is_sampled, table_line
 from llm_envs.report.evaluation import compare_results, results_block, visible
+from llm_envs.report.learned import Learned
 from llm_envs.report.runs import ReportRun, open_runs
 from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
 from llm_envs.report.token_texts import token_texts
@@ -103,7 +104,7 @@ def write_report(
         "notes": [visible_text(note) for note in notes],
         "columns": {name: [line[place] for line in lines] for place, name in enumerate(COLUMNS)},
         "outcomes": OUTCOMES,
-        "names": {kind: shared.get(kind, []) for kind in ("env", "stop", "begins")}
+        "names": {kind: shared.get(kind, []) for kind in ("env", "stop", "begins", "part")}
         | {"settings": [visible_text(settings_text(json.loads(text))) for text in names.of.get("settings", ())]},
         "tasks": [visible_text(name) for name in task_names],
         "summary": [{"run": run, "task": task} | visible(part.numbers()) for (run, task), part in tasks.items()],
@@ -123,14 +124,15 @@ def _read(
     parts: dict[tuple[int, int, int], TaskSummary] = {}
     for number, run in enumerate(runs):
         before, n_all, share = len(lines), 0, max_episodes / max(run.n_episodes(), 1)
+        learned = Learned(run.path)
         for part, trajectory in run.trajectories():
             n_all += 1
             if share < 1 and not is_sampled(trajectory, share):
                 continue
-            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
+            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names, learned.of(trajectory)), strict=False))
             where = (number, line["env"], line["settings"])
             parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
-            lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
+            lines.append([*line.values(), chunks.add(details.of(trajectory, number, learned.of(trajectory)))])
         if share < 1:
             run.notes.append(
                 f"{run.path}: this page samples. It shows, and counts in its numbers, {len(lines) - before:,} of "

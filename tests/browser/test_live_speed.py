@@ -22,8 +22,9 @@ MAX_ANSWER = 2_000_000
 
 WATCH = """
 window.longest = 0;
-new PerformanceObserver((list) => list.getEntries().forEach((one) => { window.longest = Math.max(window.longest, one.duration); }))
-  .observe({entryTypes: ['longtask']});
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) window.longest = Math.max(window.longest, one.duration);
+}).observe({entryTypes: ['longtask']});
 """
 
 

@@ -7,7 +7,7 @@ const outcomes = index.outcomes;
 const isLive = index.live === true;  // then all of this grows (live.js)
 
 // What follows from the data; called again when there are more.
-let nEpisodes, everyEpisode, playedRuns, isOfMany, isGrouped, evaluated;
+let nEpisodes, everyEpisode, playedRuns, isOfMany, isGrouped, evaluated, ofTraining;
 const gone = new Set();  // episodes that a later one has replaced
 function derive() {
   nEpisodes = columns.run.length;
@@ -16,6 +16,7 @@ function derive() {
   playedRuns = index.runs.map((_, run) => run).filter((run) => played.has(run));
   isOfMany = playedRuns.length > 1;  // then an episode's run is said
   isGrouped = columns.member.some((member) => member !== 0);
+  ofTraining = {step: columns.step.some((step) => step !== null), weights: columns.weights.some((version) => version !== null)};
   evaluated = index.runs.map((_, run) => run).filter((run) => index.runs[run].results);
 }
 derive();

@@ -93,6 +93,7 @@ function changed(isMore) {
   wantsDrawing ||= isMore;
   if (name === 'summary') {
     document.getElementById('live')?.replaceWith(liveSection());
+    markScrolling();
     if (wantsDrawing && isDue()) redrawSummary();
   } else if (name === 'episodes' && wantsDrawing && isDue()) redrawTable();
 }
@@ -108,6 +109,7 @@ function redrawSummary() {
   const drawn = append(document.createDocumentFragment(), summaryView());
   drawn.querySelectorAll('details').forEach((one) => { if (open.has(one.querySelector('summary').textContent.replace(/^[\d,]+/, ''))) one.open = true; });
   main.replaceChildren(drawn);
+  markScrolling();
   drawnAt = performance.now();
   drawingMs = drawnAt - began;
 }

@@ -40,6 +40,7 @@ function route() {
   main.replaceChildren();
   append(main, drawn);
   markView();
+  markScrolling();
   if (isFirst) { isFirst = false; return; }
   announce(main.querySelector('h2').textContent);
   if (wantsSearch) { wantsSearch = false; focusSearch(); return; }
@@ -49,6 +50,11 @@ function route() {
   }
   window.scrollTo(0, 0);
   main.focus({preventScroll: true});
+}
+
+// Tables that are wider than their place say that they scroll.
+function markScrolling() {
+  document.querySelectorAll('.wide').forEach((one) => one.classList.toggle('scrolls', one.scrollWidth > one.clientWidth + 1));
 }
 
 function markView() {
@@ -98,6 +104,8 @@ function drawViews() {
 drawViews();
 document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); document.getElementById('main').focus(); });
 window.addEventListener('hashchange', route);
+window.addEventListener('resize', markScrolling);
+document.addEventListener('toggle', markScrolling, true);
 document.addEventListener('keydown', onKey);
 route();
 if (isLive) follow();

@@ -1,19 +1,30 @@
 // The table of episodes: filters, order and search decide `shown`; a page of it is in the document.
 
 const PAGE = 100;
-const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0};
+const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0, parts: false};
 let shown = [...everyEpisode];
 let current = null;  // the episode that the keyboard is at
 
 const HEADS = [
   ['env', 'Environment', envName], ['begins', 'Begins with', beginsWith], ['run', 'Run', runName], ['seed', 'Seed'], ['member', 'Member'],
   ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
-  ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
+  ['stop', 'Ended', stopName], ['seconds', 'Seconds'], ['step', 'Step'], ['weights', 'Weights'],
 ];
-const heads = () => HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : true);
-const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
+const OF_TRAININGS = new Set(['step', 'weights']);  // shown if any episode has one
+
+// A column for each part of a reward: what the task paid, and what a training learned from.
+function partOf(episode, part) {
+  const parts = columns.parts[episode];
+  for (let place = 0; place < parts.length; place += 2) if (parts[place] === part) return parts[place + 1];
+  return null;
+}
+const partHeads = () => view.parts ? index.names.part.map((name, part) => ['part-' + part, name, null, (episode) => partOf(episode, part)]) : [];
+const valueOf = (key) => key.startsWith('part-') ? (episode) => partOf(episode, Number(key.slice(5))) : (episode) => columns[key][episode];
+const isRight = (key) => RIGHT.has(key) || key.startsWith('part-');
+const heads = () => [...HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : !OF_TRAININGS.has(key) || ofTraining[key]), ...partHeads()];
+const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed', 'step', 'weights']);
 const TEXTS = new Set(['env', 'run', 'stop']);
-const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // on a phone below the environment, or left out
+const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run', 'weights']);  // on a phone below the environment, or left out
 
 const filters = () => [
   ['run', 'Run', index.runs.map((run) => run.name), playedRuns], ['env', 'Environment', index.names.env],
@@ -42,8 +53,8 @@ function refilter() {
   shown = everyEpisode.filter((episode) =>
     chosen.every((key) => columns[key][episode] === Number(view[key])) && words.every((word) => haystack(episode).includes(word)));
   if (view.sort) {
-    const name = HEADS.find(([key]) => key === view.sort)[2];
-    const value = name || ((episode) => columns[view.sort][episode]);
+    const name = HEADS.find(([key]) => key === view.sort)?.[2];
+    const value = name || valueOf(view.sort);
     const compare = (a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x === y) return a - b;
@@ -67,7 +78,8 @@ function tableView() {
       places.map((place) => el('option', {value: place, selected: view[key] === String(place)}, options[place] || '(none)')))));
   const found = [el('h2', {}, 'Episodes'),
     el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
-      el('label', {class: 'search'}, 'Search', search), boxes),
+      el('label', {class: 'search'}, 'Search', search), boxes, index.names.part.length ? el('label', {class: 'inline'},
+        el('input', {id: 'parts', type: 'checkbox', checked: view.parts, onchange: (event) => { view.parts = event.target.checked; redraw(); }}), 'reward by part') : null),
     el('p', {id: 'found', role: 'status', class: 'soft'}), el('div', {id: 'table'})];
   queueMicrotask(redraw);  // once it is in the document
   return found;
@@ -83,6 +95,7 @@ function redraw() {
   if (!place) return;
   refilter();
   drawPage(place);
+  markScrolling();
 }
 
 function sayFound() {
@@ -96,19 +109,19 @@ function drawPage(place) {
   sayFound();
   if (!rows.includes(current)) current = rows.length ? rows[0] : null;
   place.replaceChildren(
-    el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
+    el('div', {class: view.parts && 'wide', tabindex: view.parts && 0, role: view.parts && 'region', 'aria-label': view.parts && 'Episodes by part'}, el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
       el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: classOf(key),
         'aria-sort': view.sort === key ? (view.descending ? 'descending' : 'ascending') : null},
         el('button', {type: 'button', 'data-sort': key, onclick: () => sortBy(key)},
           label, el('span', {'aria-hidden': 'true'}, view.sort === key ? (view.descending ? ' ▼' : ' ▲') : '')))))),
-      el('tbody', {}, rows.map(tableRow))),
+      el('tbody', {}, rows.map(tableRow)))),
     ...(pages < 2 ? [] : [el('div', {class: 'pages'},
       el('button', {type: 'button', disabled: view.page === 0, onclick: () => turnPage(-1)}, 'Previous'),
       el('span', {}, `page ${view.page + 1} of ${pages}`),
       el('button', {type: 'button', disabled: view.page === pages - 1, onclick: () => turnPage(1)}, 'Next'))]));
 }
 
-const classOf = (key, text = '') => ['col-' + key, key === 'begins' && key, MINOR.has(key) && 'minor', RIGHT.has(key) && 'right', TEXTS.has(key) && (text.length > 22 ? 'long' : 'short')].filter(Boolean).join(' ');
+const classOf = (key, text = '') => ['col-' + key, key === 'begins' && key, (MINOR.has(key) || key.startsWith('part-')) && 'minor', isRight(key) && 'right', TEXTS.has(key) && (text.length > 22 ? 'long' : 'short')].filter(Boolean).join(' ');
 
 function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
@@ -118,7 +131,7 @@ function tableRow(episode) {
         el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
     }
     if (key === 'outcome') return el('td', {class: classOf(key)}, badge(episode));
-    const value = columns[key][episode], text = name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3);
+    const value = valueOf(key)(episode), text = name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' || OF_TRAININGS.has(key) ? 12 : 3);
     return el('td', {class: classOf(key, text)}, text);
   });
   return el('tr', {'data-episode': episode, class: episode === current ? 'current' : null,
@@ -126,13 +139,13 @@ function tableRow(episode) {
 }
 
 function sortBy(key) {
-  const numeric = RIGHT.has(key) && key !== 'seed' && key !== 'member';
+  const numeric = isRight(key) && key !== 'seed' && key !== 'member';
   if (view.sort !== key) [view.sort, view.descending] = [key, numeric];
   else view.descending = !view.descending;
   view.page = 0;
   redraw();
   document.querySelector(`[data-sort="${key}"]`).focus();
-  announce(`sorted by ${HEADS.find(([name]) => name === key)[1]}, ${view.descending ? 'descending' : 'ascending'}`);
+  announce(`sorted by ${heads().find(([name]) => name === key)[1]}, ${view.descending ? 'descending' : 'ascending'}`);
 }
 
 function turnPage(by) {
