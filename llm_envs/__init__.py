@@ -55,4 +55,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 discover()

@@ -7,9 +7,12 @@ examine is "not applicable", with its reason.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +25,7 @@ from llm_envs.errors import InvalidConfigError, MissingExtraError, UnknownTaskEr
 from llm_envs.problems import check_choice
 from llm_envs.registration import task_spec
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "certify", "certify_levels"]
 
 _N_HOSTILE = 6
 """Episodes of each kind of hostile action, of an environment that is not a task: its steps may be slow."""
@@ -34,6 +37,8 @@ class Certificate:
 
     env: str
     findings: tuple[Finding, ...]
+    examined: Mapping[str, Any] = field(default_factory=dict)
+    """What was examined, as JSON types: `levels`, `splits`, `arguments`, `problems` (each played once), `versions`."""
 
     @property
     def passed(self) -> bool:
@@ -61,6 +66,7 @@ class Certificate:
         return {
             "env": self.env,
             "passed": self.passed,
+            "examined": dict(self.examined),
             "checks": [
                 {
                     "name": name,
@@ -76,7 +82,11 @@ class Certificate:
     def __str__(self) -> str:
         marks = {"passed": "ok  ", "failed": "FAIL", "not applicable": "n/a "}
         lines = [f"{marks[found.status]} {found.check}: {found.clause}: {found.detail}" for found in self.findings]
-        return "\n".join([self.env, *lines])
+        return "\n".join([self.env, *self.about(), *lines])
+
+    def about(self) -> list[str]:
+        """Return what was examined, a line for each kind of fact."""
+        return [f"{name}: {_shown(value)}" for name, value in self.examined.items() if value]
 
 
 def certify(
@@ -118,7 +128,53 @@ def certify(
             findings += examine(subject, (*check.clauses, *check.further))
             if check is CHECKS[0] and not findings[-1].passed:
                 break
-    return Certificate(subject.env_id, tuple(findings))
+        examined = _examined(subject, kwargs)
+    return Certificate(subject.env_id, tuple(findings), examined)
+
+
+def certify_levels(env: str, settings: Settings | None = None, **others: Any) -> Certificate:
+    """Examine each level of a task as `certify` does; a clause's finding names its level.
+
+    Args:
+        env: As in `certify`.
+        settings: Likewise.
+        **others: Likewise, without `difficulty`.
+
+    Raises:
+        InvalidConfigError: Like `certify`, and if the environment declares no levels.
+    """
+    with closing(_subject(env, settings or Settings(), {k: v for k, v in others.items() if k != "checks"}).env) as made:
+        levels = list(getattr(made.unwrapped, "difficulties", {}))
+    if not levels:
+        raise InvalidConfigError(f"{env} declares no levels (`difficulties`): leave out --all-levels.")
+    found = {level: certify(env, settings, difficulty=level, **others) for level in levels}
+    findings = [replace(f, clause=f"{f.clause} [{level}]") for level, one in found.items() for f in one.findings]
+    order = [check.name for check in CHECKS]
+    findings.sort(key=lambda finding: order.index(finding.check))
+    first = next(iter(found.values()))
+    return Certificate(first.env, tuple(findings), {**first.examined, "levels": levels, "arguments": {}})
+
+
+def _examined(subject: Subject, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    made = subject.env.unwrapped
+    level = getattr(made, "difficulty", None)
+    versions = {name: version(name) for name in ("llm-envs", "gymnasium")}
+    if (package := type(made).__module__.partition(".")[0]) not in ("llm_envs", "gymnasium", "__main__"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "levels": [str(level)] if isinstance(level, str) else [],
+        "splits": list(subject.splits) if subject.is_task else [],
+        "arguments": json.loads(json.dumps(dict(kwargs), default=str)),
+        "problems": subject.effort.n_seeds,
+        "versions": {"python": platform.python_version(), **versions},
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _subject(env: str | Callable[..., gym.Env[str, str]], settings: Settings, kwargs: dict[str, Any]) -> Subject:

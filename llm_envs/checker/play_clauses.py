@@ -173,7 +173,8 @@ def has_disjoint_splits(subject: Subject) -> str:
             f"the level has disjoint_splits=False, but n_problems={n_problems}: over {_SMALL_SPACE} can be divided, "
             "unless all begin with the same observation, because a split would then reveal hidden state",
         )
-        return f"declared {'too small to divide' if is_small else 'alike at first'} ({n_problems} problems)"
+        why = "too small to divide" if is_small else "alike at first"
+        return Inapplicable(f"the splits are declared shared: {why} ({n_problems} problems)")
     keys = {
         split: [split_key_of(subject.task, draw.problem) for draw in subject.draws[split]] for split in subject.splits
     }

@@ -28,6 +28,7 @@ examples:
   llm-envs certify llm/Calculator-v0 --out runs/certificate
   llm-envs certify my_package.envs:MyEnv --oracle my_package.envs:solve --chance-rate 0.25
   llm-envs certify llm_envs.bridges.openenv:OpenEnvEnv --env-kwargs '{"base_url": "http://localhost:8000"}'
+  llm-envs certify llm/Calculator-v0 --all-levels --check splits
   llm-envs certify my/Task-v0 --check hacks --check floor --json
 
 Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage or an unknown environment.
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", metavar="ENV", help="a registered id, or module:Class of a text environment")
     add_env_arguments(parser)
     parser.add_argument("--check", action=Repeatable, metavar="NAME", help="run only this check (repeatable)")
+    parser.add_argument("--all-levels", action=Flag, help="examine each level; by default the default one")
     parser.add_argument("--oracle", metavar="MODULE:FUNCTION", help="(environment, observation) to a winning action")
     parser.add_argument("--learn", metavar="MODULE:FUNCTION", help="trains on the environment: the learnability check")
     share = number("a number between 0 and 1", lambda value: 0 <= value <= 1)
@@ -116,14 +118,18 @@ def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
 
 def _certificate(arguments: argparse.Namespace) -> Certificate:
     from llm_envs.checker import Settings
-    from llm_envs.checker.certification import certify
+    from llm_envs.checker.certification import certify, certify_levels
 
     names = ("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes")
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     for name, setting in (("oracle", "oracle"), ("learn", "learner")):
         if (function := getattr(arguments, name)) is not None:
             given[setting] = _function(f"--{name}", function)
-    return certify(arguments.env, Settings(**given), checks=arguments.check or None, **env_kwargs_of(arguments))
+    kwargs = env_kwargs_of(arguments)
+    if arguments.all_levels and "difficulty" in kwargs:
+        raise InvalidConfigError("--difficulty and --all-levels: give only one.")
+    examine = certify_levels if arguments.all_levels else certify
+    return examine(arguments.env, Settings(**given), checks=arguments.check or None, **kwargs)
 
 
 def _function(option: str, name: str) -> Any:

@@ -33,6 +33,7 @@ examples:
   llm-envs play llm/Calculator-v0
   llm-envs eval llm/Calculator-v0 --model DIR -n 200 -k 4 --out runs/eval
   llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo
+  llm-envs watch runs/grpo --open
   llm-envs report runs/grpo --open
 
 `llm-envs COMMAND --help` lists the options of each. Write options with dashes or underscores.
@@ -66,6 +67,7 @@ COMMANDS = {
     "merge": Command("llm_envs.cli.merge", "Join the shards that several machines played into one run."),
     "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
     "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
+    "watch": Command("llm_envs.cli.watch", "Follow runs in a browser while they run."),
     "doctor": Command("llm_envs.cli.doctor", "Examine a model before training it."),
     "train": Command(
         "llm_envs.cli.train",

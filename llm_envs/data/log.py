@@ -17,7 +17,7 @@ from llm_envs.data.storage import reaching
 from llm_envs.errors import StoreError
 from llm_envs.types import Trajectory
 
-__all__ = ["AppendLog", "has_errored", "read_keys", "read_log", "remove_torn_line", "torn_line"]
+__all__ = ["AppendLog", "has_errored", "parse_line", "read_keys", "read_log", "remove_torn_line", "torn_line"]
 
 # JSON from an API may hold a lone surrogate, which strict UTF-8 refuses; the trajectory must still be stored.
 _ENCODING_ERRORS = "surrogatepass"
@@ -99,10 +99,19 @@ def read_log(log: Path) -> Iterator[Trajectory]:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                yield Trajectory.from_json(line.decode(errors=_ENCODING_ERRORS))
-            except _NO_TRAJECTORY as error:
-                raise _damaged(log, number, error) from error
+            yield parse_line(line, log, number)
+
+
+def parse_line(line: bytes, log: Path, number: int) -> Trajectory:
+    """Return the trajectory of a log's line.
+
+    Raises:
+        StoreError: If it is none; names the log and the line's number.
+    """
+    try:
+        return Trajectory.from_json(line.decode(errors=_ENCODING_ERRORS))
+    except _NO_TRAJECTORY as error:
+        raise _damaged(log, number, error) from error
 
 
 def read_keys(log: Path) -> Iterator[tuple[str, int, bool]]:

@@ -75,18 +75,19 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
     return count, errored
 
 
-def read_shard(path: Path, expected: int | None = None) -> Iterator[Trajectory]:
+def read_shard(path: Path, expected: int | None = None, *, start: int = 0) -> Iterator[Trajectory]:
     """Read the trajectories of a shard, one row group at a time.
 
     Args:
         path: The file.
         expected: How many there should be; None accepts any number.
+        start: The row to begin with.
 
     Raises:
         StoreError: If it is damaged, of another version, or has the wrong number of trajectories; names the file.
         MissingExtraError: If pyarrow is not installed.
     """
-    for table in _read_tables(path, None, expected):
+    for table in _read_tables(path, None, expected, start):
         try:
             yield from _from_table(table)
         except _DAMAGE as error:
@@ -103,7 +104,7 @@ def read_shard_keys(path: Path, expected: int | None = None) -> Iterator[tuple[s
         yield from keys
 
 
-def _read_tables(path: Path, columns: list[str] | None, expected: int | None) -> Iterator[Any]:
+def _read_tables(path: Path, columns: list[str] | None, expected: int | None, start: int = 0) -> Iterator[Any]:
     arrow = _arrow()
     try:
         # Python's file object, read by this thread: if one of Arrow's threads releases a Python object while the
@@ -114,7 +115,10 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
         ):
             _check(path, file, expected)
             for index in range(file.num_row_groups):
-                yield file.read_row_group(index, columns=columns, use_threads=False)
+                n_rows = file.metadata.row_group(index).num_rows
+                if start < n_rows:
+                    yield file.read_row_group(index, columns=columns, use_threads=False).slice(start)
+                start = max(start - n_rows, 0)
     except FileNotFoundError as error:
         raise StoreError(f"{path} is missing: the run's manifest lists it. {_way_out(path)}") from error
     except StoreError:

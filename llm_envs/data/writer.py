@@ -320,6 +320,8 @@ def read_run(path: str | Path) -> StoredRun:
 def read_trajectories(path: str | Path) -> list[Trajectory]:
     """Read the trajectories of a folder, or of one of its `.jsonl` or `.parquet` files, in the order of finishing.
 
+    Of a trainer's `output_dir`, those of all its processes, one process after the other.
+
     A torn last line is skipped with a warning. An errored trajectory that was replayed later is skipped silently.
 
     Raises:
@@ -331,7 +333,7 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
 
 def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read trajectories one by one, as `read_trajectories` does, without holding them all."""
-    parts = _parts(as_path(path))
+    parts = [part for folder in _process_folders(as_path(path)) for part in _parts(folder)]
     for part in parts:
         if (torn := _torn(part)) is not None:
             warnings.warn(f"{part.path}: the last line is torn ({torn[:60]!r}...) and was skipped.", stacklevel=2)
@@ -414,6 +416,14 @@ def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "not set"
+
+
+def _process_folders(path: Path) -> list[Path]:
+    """Return the folders of a trainer's processes; of anything else, the path itself."""
+    if is_remote(path) or not path.is_dir() or (path / MANIFEST_NAME).exists():
+        return [path]
+    found = [folder for folder in (path / "trajectories").glob("process-*") if (folder / MANIFEST_NAME).exists()]
+    return sorted(found, key=lambda folder: (len(folder.name), folder.name)) or [path]
 
 
 def _parts(path: Path) -> list[Part]:

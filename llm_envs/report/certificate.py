@@ -58,6 +58,7 @@ def certificate_page(certificate: Certificate) -> str:
         f'<header class="top"><h1>{_text(title)}</h1>{_mark("passed" if certificate.passed else "failed")}</header>'
         "<main>"
         f"<p>{_text(badge(certificate)['message'])} passed; checks that do not apply are not counted.</p>"
+        f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in certificate.about())}</ul>"
         '<table><thead><tr><th scope="col">check</th><th scope="col">result</th><th scope="col">bound</th></tr></thead>'
         f"<tbody>{lines}</tbody></table>{''.join(map(_section, about))}</main></body></html>\n"
     )

@@ -7,6 +7,7 @@ reorder text and lone surrogates are shown as symbols. The page itself makes sur
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from llm_envs.report.evaluation import visible
+from llm_envs.report.outcome_text import why_nothing
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
@@ -21,13 +24,17 @@ __all__ = ["COLUMNS", "Details", "Names", "is_sampled", "table_line"]
 
 COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
-    "seconds", "begins", "chunk",
+    "seconds", "begins", "step", "weights", "parts", "chunk",
 )  # fmt: skip
 """The table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers from `Names`."""
 
+_OF_TRAINER = re.compile(r"(?:train|eval)-(\d{1,9})-\d+-\d+-\d+")
+"""A group's id of `trainers.episodes.generation`: step, generation in it, process, place."""
 OUTCOMES = ("success", "failure", "errored", "unscored")
 BEGINS = 90
 """Characters of the first observation that the table shows."""
+MAX_PARTS = 40
+"""Parts of a reward that the table has of one episode."""
 EXACT = 2**53
 """JavaScript's numbers are exact below this; a larger seed is kept as text."""
 
@@ -48,8 +55,18 @@ class Names:
         return {kind: [visible_text(text) for text in known] for kind, known in self.of.items()}
 
 
-def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> list[Any]:
-    """Return an episode's values of `COLUMNS`, except the last one, `chunk`."""
+def table_line(
+    trajectory: Trajectory, run: int, part: int, names: Names, learned: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """Return an episode's values of `COLUMNS`, except the last one, `chunk`.
+
+    Args:
+        trajectory: The episode.
+        run: Number of its run.
+        part: Number of its folder in the run.
+        names: Gets its texts.
+        learned: What a training learned from it (`report.learned`), if anything.
+    """
     settings = json.dumps(dict(trajectory.env_kwargs), sort_keys=True, ensure_ascii=False, default=str)
     seed = trajectory.seed if abs(trajectory.seed) < EXACT else str(trajectory.seed)
     is_scored = trajectory.status == "ok"
@@ -69,7 +86,26 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         names.number("stop", trajectory.stop_reason.value),
         _rounded(trajectory.timings.get("total")),
         names.number("begins", _begins(trajectory)),
+        _step(trajectory.group_id),
+        min((span.version for turn in trajectory.turns for span in turn.weight_versions), default=None),
+        _parts(trajectory, names, learned) if is_scored else [],
     ]
+
+
+def _parts(trajectory: Trajectory, names: Names, learned: Mapping[str, Any] | None) -> list[Any]:
+    """Return [number of a name, value, ...]: what the task paid by component, and what a training learned from."""
+    values = [(f"paid: {name}", value) for name, value in trajectory.components.items()]
+    if learned is not None:
+        values += [(f"learned: {name}", value) for name, value in learned["columns"].items()]
+        values.append(("advantage", learned["advantage"]))
+    pairs = [(names.number("part", name), _rounded(value)) for name, value in values[:MAX_PARTS]]
+    return [entry for pair in pairs for entry in pair]
+
+
+def _step(group_id: str) -> int | None:
+    """Return the optimizer step that an episode of a trainer was played for, which its group's id begins with."""
+    found = _OF_TRAINER.fullmatch(group_id)
+    return None if found is None else int(found[1])
 
 
 def is_sampled(trajectory: Trajectory, share: float) -> bool:
@@ -108,19 +144,24 @@ class Details:
         """Episodes whose conversations were left out."""
         self._names, self._tokens_left, self._characters_left = names, max_tokens, max_characters
 
-    def of(self, trajectory: Trajectory, run: int) -> dict[str, Any]:
+    def of(self, trajectory: Trajectory, run: int, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the details of one episode as JSON types.
 
         `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
-        number of the tools' text, `group` the group's id, `meta` the metadata.
+        number of the tools' text, `group` the group's id, `why` why it earned nothing, `meta` the metadata, `learned`
+        what a training learned from it (`report.learned`).
         """
         error = trajectory.error
         out: dict[str, Any] = {
             "group": visible_text(trajectory.group_id),
             "t": [_turn(turn, trajectory.rows) for turn in trajectory.turns],
         }
+        if learned is not None:
+            out["learned"] = visible(learned)
         if error is not None:
             out["e"] = [visible_text(text) for text in (error.where, error.kind, error.message)]
+        if (why := why_nothing(trajectory)) is not None:
+            out["why"] = visible_text(why)
         if trajectory.metadata:
             out["meta"] = visible_text(_json(trajectory.metadata))
         if trajectory.tools:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from llm_envs.report.curves import Curves, checkpoints, read_curves
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Trajectory
 
-__all__ = ["ReportRun", "open_runs"]
+__all__ = ["ReportRun", "describe_run", "open_runs", "run_parts"]
 
 _PROCESS = re.compile(r"process-\d+")
 """The name of a trainer's folder for each of its processes; together they are one run."""
@@ -98,7 +98,7 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
     whole = ReportRun(run, name, name, tokenizer=_tokenizer(run))
     if run.is_file():
         return [_open_file(whole)]
-    whole.parts = tuple(_parts(run, whole.notes))
+    whole.parts = tuple(run_parts(run, whole.notes))
     whole.curves = read_curves(run, whole.notes)
     whole.results = _results(whole, is_all=not whole.parts and not whole.curves)
     if not whole.parts and not whole.curves and whole.results is None:
@@ -112,6 +112,23 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
         had = "metrics" if whole.curves else "results"
         whole.notes.append(f"{run} has {had} and no trajectories: {kept}.")
     return [_with_settings(whole)]
+
+
+def describe_run(path: Path, name: str, parts: Sequence[Path]) -> ReportRun:
+    """Return a run that may have just begun: its settings, its results if it has any, and its tokenizer.
+
+    Args:
+        path: The run's folder or file.
+        name: Its name.
+        parts: Its folders of trajectories, which are there.
+    """
+    run = ReportRun(path, name, name, tuple(parts), tokenizer=_tokenizer(path) if path.is_dir() else None)
+    run.results = _results(run, is_all=False)
+    try:
+        return _with_settings(run)
+    except StoreError as error:
+        run.notes.append(str(error))
+        return run
 
 
 def _open_file(run: ReportRun) -> ReportRun:
@@ -151,8 +168,8 @@ def _apart(whole: ReportRun) -> list[ReportRun]:
     return [whole, *runs]
 
 
-def _parts(run: Path, notes: list[str]) -> list[Path]:
-    """Return the folders with trajectories: this one, `trajectories/`, or one per process below that."""
+def run_parts(run: Path, notes: list[str]) -> list[Path]:
+    """Return the folders with trajectories: this one, `trajectories/`, or one per process or named run below that."""
     if (run / MANIFEST_NAME).exists():
         return [run]
     below = run / "trajectories"

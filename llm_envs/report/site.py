@@ -27,12 +27,13 @@ from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, is_sampled, table_line
 from llm_envs.report.evaluation import compare_results, results_block, visible
+from llm_envs.report.learned import Learned
 from llm_envs.report.runs import ReportRun, open_runs
 from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
 from llm_envs.report.token_texts import token_texts
 from llm_envs.tracking.loggers import visible_text
 
-__all__ = ["MAX_CHARACTERS", "MAX_EPISODES", "MAX_TOKENS", "write_report"]
+__all__ = ["MAX_CHARACTERS", "MAX_EPISODES", "MAX_TOKENS", "page_parts", "run_block", "run_names", "write_report"]
 
 MAX_TOKENS = 1_000_000
 """Tokens that a page keeps: some 12 MB of its JSON."""
@@ -45,7 +46,7 @@ CHUNK_CHARACTERS = 500_000
 
 SCRIPTS = (
     "core.js", "plots.js", "evaluation.js", "summary.js", "table.js", "tokens.js", "episode.js", "compare.js",
-    "main.js",
+    "live.js", "main.js",
 )  # fmt: skip
 GENERATOR = '<meta name="generator" content="llm-envs report">'
 LEAVES_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -85,7 +86,7 @@ def write_report(
     """
     target = Path(out)
     _check_target(target)
-    opened = _open(runs)
+    opened = [run for path, name in zip(runs, run_names(runs), strict=True) for run in open_runs(path, name)]
     if tokenizer is not None and not Path(tokenizer).is_dir():
         raise InvalidConfigError(f"--tokenizer {tokenizer}: there is no such folder.")
     names, chunks = Names(), _Chunks()
@@ -99,11 +100,11 @@ def write_report(
     shared = names.texts()
     index = {
         "title": visible_text(title),
-        "runs": [_run(run, table) for run, table in zip(opened, texts_of, strict=True)],
+        "runs": [run_block(run, table) for run, table in zip(opened, texts_of, strict=True)],
         "notes": [visible_text(note) for note in notes],
         "columns": {name: [line[place] for line in lines] for place, name in enumerate(COLUMNS)},
         "outcomes": OUTCOMES,
-        "names": {kind: shared.get(kind, []) for kind in ("env", "stop", "begins")}
+        "names": {kind: shared.get(kind, []) for kind in ("env", "stop", "begins", "part")}
         | {"settings": [visible_text(settings_text(json.loads(text))) for text in names.of.get("settings", ())]},
         "tasks": [visible_text(name) for name in task_names],
         "summary": [{"run": run, "task": task} | visible(part.numbers()) for (run, task), part in tasks.items()],
@@ -123,14 +124,15 @@ def _read(
     parts: dict[tuple[int, int, int], TaskSummary] = {}
     for number, run in enumerate(runs):
         before, n_all, share = len(lines), 0, max_episodes / max(run.n_episodes(), 1)
+        learned = Learned(run.path)
         for part, trajectory in run.trajectories():
             n_all += 1
             if share < 1 and not is_sampled(trajectory, share):
                 continue
-            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
+            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names, learned.of(trajectory)), strict=False))
             where = (number, line["env"], line["settings"])
             parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
-            lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
+            lines.append([*line.values(), chunks.add(details.of(trajectory, number, learned.of(trajectory)))])
         if share < 1:
             run.notes.append(
                 f"{run.path}: this page samples. It shows, and counts in its numbers, {len(lines) - before:,} of "
@@ -173,8 +175,12 @@ def script_json(value: Any) -> str:
     return UNSAFE.sub(lambda match: LEAVES_SCRIPT.get(match[0]) or f"\\u{ord(match[0]):04x}", text)
 
 
-def _open(paths: Sequence[str | Path]) -> list[ReportRun]:
-    """Open the runs; runs with the same name are distinguished by their parent folders."""
+def run_names(paths: Sequence[str | Path]) -> list[str]:
+    """Return a name for each run: its folder's, with as many of those above it as make it unique.
+
+    Raises:
+        InvalidConfigError: If a run is given twice.
+    """
     resolved = [as_path(path).resolve() for path in paths]
     if twice := sorted({str(path) for path in resolved if resolved.count(path) > 1}):
         raise InvalidConfigError(f"{', '.join(twice)}: given twice; give each run once.")
@@ -184,10 +190,11 @@ def _open(paths: Sequence[str | Path]) -> list[ReportRun]:
         while depth < len(path.parts) and any(o != path and o.parts[-depth:] == path.parts[-depth:] for o in resolved):
             depth += 1
         names.append("/".join(path.parts[-depth:]))
-    return [run for path, name in zip(paths, names, strict=True) for run in open_runs(path, name)]
+    return names
 
 
-def _run(run: ReportRun, table: int | None) -> dict[str, Any]:
+def run_block(run: ReportRun, table: int | None) -> dict[str, Any]:
+    """Return a run as the page's script takes it; `table` is the number of its tokens' texts."""
     settings = json.dumps(dict(run.settings), indent=1, ensure_ascii=False, default=str)
     curves = {visible_text(key): points for key, points in run.curves.items()}
     return {
@@ -228,13 +235,22 @@ def _check_target(target: Path) -> None:
         raise StoreError(f"{target} cannot be read ({error.strerror}): give --out another name.") from error
 
 
-def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:
+def page_parts(title: str, blocks: dict[str, Any], chunks: Sequence[str] = (), *, asks: bool = False) -> Iterator[str]:
+    """Yield the text of a page, part by part.
+
+    Args:
+        title: Its title.
+        blocks: Name -> data, as JSON types.
+        chunks: Details of episodes, as JSON that may stand in a script element.
+        asks: Whether the page may ask the server that it came from.
+    """
     folder = resources.files("llm_envs.report").joinpath("page")
     style = "\n" + folder.joinpath("page.css").read_text(encoding="utf-8")
     script = "\n'use strict';\n" + "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    asking = "connect-src 'self'; " if asks else ""
     policy = (
         f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}'; base-uri 'none'; "
-        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        f"form-action 'none'; {asking}require-trusted-types-for 'script'; trusted-types 'none'"
     )
     frame = folder.joinpath("page.html").read_text(encoding="utf-8")
     head, body = frame.split("<!--data-->")
@@ -245,7 +261,7 @@ def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:
     )
     for name, value in blocks.items():
         yield f'<script type="application/json" id="{name}">{script_json(value)}</script>\n'
-    for number, chunk in enumerate(chunks.finish()):
+    for number, chunk in enumerate(chunks):
         yield f'<script type="application/json" id="chunk-{number}">{chunk}</script>\n'
     yield body.replace("<!--script-->", f"<script>{script}</script>")
 
@@ -262,7 +278,7 @@ def _write(target: Path, title: str, blocks: dict[str, Any], chunks: _Chunks) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "w", encoding="utf-8", newline="\n", opener=replacing) as file:
-                file.writelines(_page(title, blocks, chunks))
+                file.writelines(page_parts(title, blocks, chunks.finish()))
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

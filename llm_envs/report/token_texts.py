@@ -10,7 +10,7 @@ from llm_envs.errors import extra_needed
 from llm_envs.report.runs import ReportRun
 from llm_envs.tracking.loggers import visible_text
 
-__all__ = ["token_texts"]
+__all__ = ["token_decoder", "token_texts"]
 
 Texts = dict[str, str]
 """Token id -> text."""
@@ -51,7 +51,7 @@ def token_texts(
         of_runs[number] = numbers.setdefault(key, len(numbers))
     for key, place in places.items():
         try:
-            decode = _decoder(place)
+            decode = token_decoder(place)
         except Exception as error:
             if tokenizer is not None:
                 raise
@@ -68,7 +68,16 @@ def _content(folder: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest() if file.is_file() else str(folder.resolve()).encode()
 
 
-def _decoder(source: str | Path) -> Callable[[int], str]:
+def token_decoder(source: str | Path) -> Callable[[int], str]:
+    """Return a function that gives the text of a token's id.
+
+    Args:
+        source: Folder of the tokenizer.
+
+    Raises:
+        ModelError: If there is none.
+        MissingExtraError: If transformers is not installed.
+    """
     with extra_needed("token texts need transformers: pip install 'llm-envs[train]'."):
         from llm_envs.policies.inference.loading import load_tokenizer
 

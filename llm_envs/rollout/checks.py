@@ -62,6 +62,16 @@ def check_results(results: Any) -> tuple[ToolResult, ...]:
     return checked
 
 
+MAX_EXPECTED = 300
+"""Characters of an expected answer that an episode keeps."""
+
+
+def note_expected(info: Mapping[str, Any], metadata: dict[str, Any]) -> None:
+    """Keep the answer that an environment expected, if its last step's info says it: for people, never for a model."""
+    if isinstance(expected := info.get("expected"), str):
+        metadata["expected"] = expected[:MAX_EXPECTED]
+
+
 def count_quirks(info: Mapping[str, Any], metadata: dict[str, Any]) -> None:
     """Add a step's `info["quirks"]`, counts by kind (`llm_envs.parsers.QUIRKS`), to the episode's metadata."""
     quirks = info.get("quirks")

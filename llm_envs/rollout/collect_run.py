@@ -17,6 +17,7 @@ from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
+from llm_envs.tracking.live import collector_facts, live_file
 from llm_envs.tracking.loggers import Logger
 from llm_envs.tracking.run_logger import EpisodeSample, log_collection
 from llm_envs.tracking.stats import CollectorStats
@@ -129,11 +130,15 @@ def collect_run(
             saver = _EpisodeSaver(writer.write, max_errors_in_a_row, active.on_trajectory)
             active.on_trajectory = saver.save
             # After `save` is set, because `watched` may wrap `on_trajectory` once more.
-            with watched(active, n_episodes, n_episodes - n_left, show, logger, log_every_s):
+            before = n_episodes - n_left
+
+            def facts() -> dict[str, Any]:
+                return {"kind": "episodes", "before": before, "total": n_episodes} | collector_facts(active.stats)
+
+            with live_file(writer.path, facts), watched(active, n_episodes, before, show, logger, log_every_s):
                 active.play_each(left(), n_episodes=n_left)
-    n_before = n_episodes - n_left
     errors = saver.n_failed, saver.first_error
-    return CollectedRun(writer.path, n_episodes, n_before, active.stats, writer.removed, *errors)
+    return CollectedRun(writer.path, n_episodes, before, active.stats, writer.removed, *errors)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -449,7 +450,8 @@ class Collector(AbstractContextManager["Collector"]):
         """Admit one episode, play it and emit it."""
         self.stats.submitted += 1
         self.stats.count(1)
-        is_emitted = False
+        key, is_emitted = (spec.group_id, spec.member), False
+        self.stats.open_episodes[key] = spec.env_id, spec.seed, time.monotonic()
         try:
             trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
             if version is not None:
@@ -460,6 +462,7 @@ class Collector(AbstractContextManager["Collector"]):
             is_emitted = True
         finally:
             self.stats.count(-1)
+            self.stats.open_episodes.pop(key, None)
             if not is_emitted:
                 self.stats.dropped += 1
         self.stats.add(trajectory)

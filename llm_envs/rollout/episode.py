@@ -36,7 +36,14 @@ from llm_envs.errors import (
 )
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
-from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools, count_quirks
+from llm_envs.rollout.checks import (
+    check_components,
+    check_results,
+    check_success,
+    check_tools,
+    count_quirks,
+    note_expected,
+)
 from llm_envs.rollout.fork_policy import fork_policy, from_turn
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
@@ -383,6 +390,7 @@ class _Episode:
         self.observation = observation
         if terminated:
             self.stop_reason = StopReason.TERMINATED
+            note_expected(info, self.metadata)
             if observation:
                 self.metadata["final_observation"] = observation
         else:

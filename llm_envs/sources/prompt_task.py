@@ -168,6 +168,13 @@ class PromptEnv(SingleTurnEnv):
         """Return the row's answer, as the task writes it."""
         return self.task.format_answer(self.solution())
 
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Judge the reply, as `TextEnv.step` does; `info["expected"]` is the answer of a row that was not solved."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        if not info.get("is_success") and self.task.answer_field in self.problem:
+            info["expected"] = self.solution()
+        return observation, reward, terminated, truncated, info
+
     def play(self, action: str) -> Outcome:
         """Reward the reply."""
         earned = self.task.reward_fn(self.problem, self.task.parser(action))

@@ -86,6 +86,8 @@ class CollectorStats:
     """When at least one episode waits for the policy."""
     env_time: BusyTime = field(default_factory=BusyTime, compare=False)
     """When at least one environment is being made, reset or stepped."""
+    open_episodes: dict[tuple[str, int], tuple[str, int, float]] = field(default_factory=dict, compare=False)
+    """(group_id, member) of each episode under way -> environment, seed, and when it began (`time.monotonic`)."""
     is_paused: bool = False
     """Whether the unfinished episodes wait for the next call."""
 

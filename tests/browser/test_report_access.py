@@ -187,7 +187,7 @@ def test_the_focus_goes_from_the_top_to_the_bottom(chromium: Chromium, page: Pat
         chromium.press("Tab")
         order.append(chromium.js(focused))
     assert order[:5] == ["Skip to the content", "Summary", "Episodes", "Compare", "search"]
-    assert order[5:10] == ["filter-run", "filter-env", "filter-outcome", "filter-stop", "env"]
+    assert order[5:11] == ["filter-run", "filter-env", "filter-outcome", "filter-stop", "parts", "env"]
     ring = "getComputedStyle(document.activeElement).outlineStyle"
     assert chromium.js(ring) == "solid"  # the focus is seen
     chromium.open(page, hash="#episodes")

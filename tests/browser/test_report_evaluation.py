@@ -36,8 +36,8 @@ def test_an_evaluation_has_its_table_and_its_thresholds(chromium: Chromium, tmp_
     table = "[aria-label=Scores] tbody tr"
     lines = [line.split("\t") for line in chromium.texts(table)]
     assert [[cell.split("\n")[0] for cell in line] for line in lines] == [
-        ["before", "llm/Sums-v0 easy", "50%", "2", "50%", "50%", "0.25", "4", "8"],
-        ["after", "llm/Sums-v0 easy", "75%", "2", "75%", "75%", "0.5", "4", "8"],
+        ["before", "50%", "llm/Sums-v0 easy", "2", "50%", "50%", "0.25", "4", "8"],
+        ["after", "75%", "llm/Sums-v0 easy", "2", "75%", "75%", "0.5", "4", "8"],
     ]
     low, high = Results.load(tmp_path / "after").tasks[0].pass_hat[2].interval
     assert lines[1][5].strip() == f"75%\n{100 * low:.0f}% to {100 * high:.0f}%"

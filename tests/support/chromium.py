@@ -62,7 +62,7 @@ class Chromium:
 
     def open(
         self,
-        path: Path,
+        page: Path | str,
         *,
         width: int = 1200,
         height: int = 900,
@@ -70,7 +70,7 @@ class Chromium:
         hash: str = "",
         before: str | None = None,
     ) -> None:
-        """Open a file in a new page, with a script to run before its own, and wait until it is drawn."""
+        """Open a file or an address in a new page, with a script to run before its own, and wait until it is drawn."""
         self._leave()
         self._target = str(self.call("Target.createTarget", url="about:blank")["targetId"])
         self._session = str(self.call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"])
@@ -82,7 +82,8 @@ class Chromium:
         self.call("Emulation.setEmulatedMedia", features=features)
         if before is not None:
             self.call("Page.addScriptToEvaluateOnNewDocument", source=before)
-        self.call("Page.navigate", url=path.resolve().as_uri() + hash)
+        address = page if isinstance(page, str) else page.resolve().as_uri()
+        self.call("Page.navigate", url=address + hash)
         self.wait("document.readyState === 'complete' && document.querySelector('main h2') !== null")
 
     def resize(self, width: int, height: int) -> None:

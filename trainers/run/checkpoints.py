@@ -17,6 +17,7 @@ from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.trainers.callbacks import guard_trackers
+from llm_envs.trainers.run.live import shown_live
 
 __all__ = [
     "ChecksCheckpoint",
@@ -99,7 +100,7 @@ def check_files(checkpoint: str | Path) -> None:
 
 
 class ChecksCheckpoint:
-    """Checks a checkpoint before a TRL trainer resumes from it."""
+    """Checks a checkpoint before a TRL trainer resumes from it, and lets `llm-envs watch` follow the training."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does; if the checkpoint has all `max_steps`, only load it.
@@ -118,7 +119,8 @@ class ChecksCheckpoint:
             trainer._load_optimizer_and_scheduler(str(checkpoint))  # with the checks and the state of ours
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / _STATE_FILE))
             return TrainOutput(trainer.state.global_step, 0.0, {})
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        with shown_live(trainer):
+            return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         check_files(resume_from_checkpoint)

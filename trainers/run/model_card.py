@@ -12,7 +12,7 @@ from llm_envs.evaluation.results import installed_versions
 from llm_envs.sources.source import EnvChoice
 from llm_envs.tracking.describing import describing
 
-__all__ = ["EnvironmentCard", "environment_section"]
+__all__ = ["EnvironmentCard", "environment_section", "without_none"]
 
 _PACKAGES = ("llm-envs", "trl", "transformers", "torch", "peft", "vllm", "gymnasium")
 _ONLY_IN_TRANSFORMERS_5 = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend", "MistralCommonBackend")
@@ -54,7 +54,22 @@ class EnvironmentCard:
             self.state.log_history,
             tokenizer_class=type(tokenizer).__name__,
         )
-        path.write_text(path.read_text(encoding="utf-8") + section, encoding="utf-8")
+        base = getattr(self.model.config, "name_or_path", None)  # type: ignore[attr-defined]
+        card = without_none(path.read_text(encoding="utf-8"), base, self.args.output_dir)
+        path.write_text(card + section, encoding="utf-8")
+
+
+def without_none(card: str, base: str | None, folder: str) -> str:
+    """Return TRL's card without the `None` that stands for a model of a folder.
+
+    Args:
+        card: TRL's text.
+        base: What the trained model was loaded from; only the last part of its path is written.
+        folder: The folder of the trained model; likewise.
+    """
+    named = f"`{Path(base).name}`, a model of a folder" if base else "a new model"
+    card = card.replace("[None](https://huggingface.co/None)", named)
+    return card.replace('model="None"', f'model="{Path(folder).resolve().name}"')
 
 
 def environment_section(

@@ -28,7 +28,7 @@ class TimeShares:
     """
 
     def __init__(self, stats: CollectorStats) -> None:
-        self._stats, self._waited_s = stats, 0.0
+        self._stats, self.waited_s = stats, 0.0
         self._last = self._seconds()
         self._shares: dict[str, float] = {}
 
@@ -39,7 +39,7 @@ class TimeShares:
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - started
+            self.waited_s += time.perf_counter() - started
 
     def end_generation(self) -> None:
         """Compute the shares since the generation before."""
@@ -55,4 +55,4 @@ class TimeShares:
     def _seconds(self) -> dict[str, float]:
         stats = self._stats
         busy = {"sampling": stats.policy_time.seconds, "environment": stats.env_time.seconds}
-        return {"wall": time.perf_counter(), "waiting": self._waited_s} | busy
+        return {"wall": time.perf_counter(), "waiting": self.waited_s} | busy

@@ -55,9 +55,10 @@ function besideView(episode, found, title) {
   ];
 }
 
-const pair = playedRuns.length > 1 ? playedRuns.slice(0, 2) : evaluated.slice(0, 2);  // runs that are compared
+let pair = [];  // runs that are compared
 
 function compareView() {
+  if (pair.length < 2) pair = playedRuns.length > 1 ? playedRuns.slice(0, 2) : evaluated.slice(0, 2);
   const choice = (side) => el('label', {}, side ? 'with' : 'Compare', el('select', {
     onchange: (event) => { pair[side] = Number(event.target.value); route(); }},
     [...new Set([...playedRuns, ...evaluated])].map((place) => el('option', {value: place, selected: pair[side] === place}, index.runs[place].name))));
@@ -86,7 +87,7 @@ function differenceOf(one, other, what) {
 }
 
 function comparison(one, other) {
-  const both = pairs(one, other);
+  const both = index.comparisons.some(({runs}) => runs.includes(one) && runs.includes(other)) ? pairs(one, other) : [];
   const [nameA, nameB] = [index.runs[one].name, index.runs[other].name];
   if (!both.length) return [el('p', {class: 'notes'}, `${nameA} and ${nameB} have no problem in common: play the same seeds to compare.`), evaluationComparison(one, other)];
   const rows = both.map(([a, b]) => ({a, b, success: successOf(b) - successOf(a), reward: rewardOf(b) - rewardOf(a)}));

@@ -3,8 +3,23 @@
 const parsed = (id) => JSON.parse(document.getElementById(id).textContent);
 const index = parsed('index');
 const columns = index.columns;
-const nEpisodes = columns.run.length;
 const outcomes = index.outcomes;
+const isLive = index.live === true;  // then all of this grows (live.js)
+
+// What follows from the data; called again when there are more.
+let nEpisodes, everyEpisode, playedRuns, isOfMany, isGrouped, evaluated, ofTraining;
+const gone = new Set();  // episodes that a later one has replaced
+function derive() {
+  nEpisodes = columns.run.length;
+  everyEpisode = Array.from({length: nEpisodes}, (_, episode) => episode).filter((episode) => !gone.has(episode));
+  const played = new Set(columns.run);
+  playedRuns = index.runs.map((_, run) => run).filter((run) => played.has(run));
+  isOfMany = playedRuns.length > 1;  // then an episode's run is said
+  isGrouped = columns.member.some((member) => member !== 0);
+  ofTraining = {step: columns.step.some((step) => step !== null), weights: columns.weights.some((version) => version !== null)};
+  evaluated = index.runs.map((_, run) => run).filter((run) => index.runs[run].results);
+}
+derive();
 
 // Parsed when they are first needed, and kept.
 const blocks = new Map();
@@ -16,7 +31,9 @@ function block(id) {
 const firstOfChunk = [];
 columns.chunk.forEach((chunk, place) => { if (firstOfChunk[chunk] === undefined) firstOfChunk[chunk] = place; });
 
+const fetched = new Map();  // of a live page: episode -> its details
 function details(episode) {
+  if (isLive) return fetched.get(episode) || {t: [], group: ''};
   const chunk = columns.chunk[episode];
   return block('chunk-' + chunk)[episode - firstOfChunk[chunk]];
 }
@@ -27,8 +44,6 @@ const stopName = (episode) => index.names.stop[columns.stop[episode]];
 const outcomeName = (episode) => outcomes[columns.outcome[episode]];
 const settingsOf = (episode) => index.names.settings[columns.settings[episode]];
 const beginsWith = (episode) => index.names.begins[columns.begins[episode]];
-const playedRuns = index.runs.map((_, run) => run).filter((run) => columns.run.includes(run));
-const isOfMany = playedRuns.length > 1;  // then an episode's run is said
 
 function append(node, children) {
   for (const child of children.flat(Infinity)) {
@@ -70,8 +85,6 @@ function groupBy(values, keyOf) {
   }
   return groups;
 }
-
-const everyEpisode = Array.from({length: nEpisodes}, (_, episode) => episode);
 
 // Said to screen readers; nothing is seen.
 function announce(text) {

@@ -130,14 +130,27 @@ function tokenSection(episode) {
 }
 
 function episodeHead(episode, level = 'h2', name = envName(episode)) {
-  const {e} = details(episode);
+  const {e, why} = details(episode);
   const facts = [level === 'h2' && isOfMany && runName(episode), level === 'h2' && `seed ${columns.seed[episode]}`, level === 'h2' && `member ${columns.member[episode]}`,
     count(columns.turns[episode], 'turn'), `${columns.tokens[episode].toLocaleString('en')} sampled tokens`, 'ended: ' + stopName(episode),
-    level === 'h2' && settingsOf(episode)];
+    level === 'h2' && settingsOf(episode), columns.step[episode] !== null && `step ${columns.step[episode]}`,
+    columns.weights[episode] !== null && `weights of step ${columns.weights[episode]}`];
   return el('header', {class: 'episode-head'}, el(level, {}, name, ' ', badge(episode),
     columns.reward[episode] !== null && el('span', {class: 'soft'}, ` reward ${number(columns.reward[episode])}`)),
     el('p', {class: 'soft'}, facts.filter(Boolean).join(' · ')),
+    why && el('p', {class: 'notes why'}, `${columns.reward[episode] === null ? 'No reward' : 'Reward ' + number(columns.reward[episode])}: ${why}`),
     e && el('p', {class: 'notes'}, `${e[0]}: ${e[1]}: ${e[2]}`));
+}
+
+// What a training learned from: its reward columns with their weights, and the advantage.
+function learnedTable(episode) {
+  const {learned} = details(episode);
+  if (!learned) return null;
+  const rows = Object.entries(learned.columns).map(([name, value]) => [name, signed(value), number(learned.weights[name] ?? 1)]);
+  return [el('h3', {}, 'Learned from'), el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Learned from'}, el('table', {class: 'turns'},
+    el('thead', {}, el('tr', {}, ['reward', 'value', 'weight'].map((name, place) => el('th', {scope: 'col', class: place > 0 && 'right'}, name)))),
+    el('tbody', {}, rows.map(([name, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, name), rest.map((text) => el('td', {class: 'right'}, text)))),
+      learned.advantage !== null && el('tr', {}, el('th', {scope: 'row'}, 'advantage'), el('td', {class: 'right'}, signed(learned.advantage)), el('td', {})))))];
 }
 
 function neighbours(episode) {
@@ -155,7 +168,7 @@ function episodeView(episode) {
   return [
     el('nav', {class: 'steps', 'aria-label': 'Episodes'}, link('episodes', '← All episodes'), step(before, 'Previous'), step(after, 'Next'),
       el('span', {class: 'soft'}, place < 0 ? '' : `${(place + 1).toLocaleString('en')} of ${shown.length.toLocaleString('en')}`)),
-    episodeHead(episode), groupStrip(episode), chat(episode), turnsTable(episode), tokenSection(episode),
+    episodeHead(episode), groupStrip(episode), chat(episode), turnsTable(episode), learnedTable(episode), tokenSection(episode),
     tools !== undefined && el('details', {}, el('summary', {}, 'Tools that the model was shown'), el('pre', {}, block('shared').tools[tools])),
     meta && el('details', {}, el('summary', {}, 'Metadata'), el('pre', {}, meta)),
   ];

@@ -1,7 +1,6 @@
 // What evaluations found, as results.json has it, and two of them compared as `llm-envs eval --compare` does.
 
 const MOST_PASS_PLOTS = 6;
-const evaluated = index.runs.map((_, run) => run).filter((run) => index.runs[run].results);
 const tasksOf = (run) => index.runs[run].results.tasks.map((task) => ({run, task}));
 const largestK = (task) => Math.max(...Object.keys(task.pass_at).map(Number));
 
@@ -19,7 +18,7 @@ function measured(found, format) {
 function wideTable(label, head, lines, right = [2, 99]) {
   return el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': label}, el('table', {},
     el('caption', {class: 'hidden'}, label),
-    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place >= right[0] && place < right[1] && 'right'}, name)))),
+    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place >= right[0] && place < right[1] && name !== 'task' && 'right'}, name)))),
     el('tbody', {}, lines.map(([first, ...rest]) => el('tr', {}, el('th', {scope: 'row', class: String(first).length > 28 ? 'long' : 'short'}, first), rest)))));
 }
 
@@ -64,7 +63,8 @@ function scoresTable(all) {
       lines.push(...Object.entries(levels).map(([level, found]) => [index.runs[run].name, cell(`mean of the tasks at ${level}`, false), measured(found, percent), ...blank()]));
     }
   }
-  return wideTable('Scores', head, lines);
+  const successFirst = ([run, task, success, ...rest]) => [run, success, task, ...rest];
+  return wideTable('Scores', successFirst(head), lines.map(successFirst), [1, 99]);
 }
 
 function conductTable(all) {

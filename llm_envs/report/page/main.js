@@ -1,15 +1,22 @@
 // Which view is shown, and the keyboard. The part of the address after # says where one is, so that Back works.
 
-const VIEWS = [['summary', 'Summary'], ['episodes', 'Episodes'], ...(playedRuns.length > 1 || evaluated.length > 1 ? [['compare', 'Compare']] : [])];
+const views = () => [['summary', isLive ? 'Live' : 'Summary'], ['episodes', 'Episodes'], ...(playedRuns.length > 1 || evaluated.length > 1 ? [['compare', 'Compare']] : [])];
 
 function where() {
   const [name, given] = location.hash.slice(1).split('/');
   const episode = /^\d+$/.test(given || '') ? Number(given) : -1;
   if (['episode', 'group', 'problem'].includes(name) && episode < nEpisodes && episode >= 0) return [name, episode];
-  return [VIEWS.some(([key]) => key === name) ? name : 'summary', null];
+  return [views().some(([key]) => key === name) ? name : 'summary', null];
 }
 
 function draw([name, episode]) {
+  if (isLive && episode !== null) {
+    const missing = neededFor(name, episode).filter((one) => !fetched.has(one));
+    if (missing.length) {
+      fetchDetails(missing).then(route);
+      return [el('h2', {}, 'Episode'), el('p', {class: 'soft'}, 'Asking for it…')];
+    }
+  }
   if (name === 'summary') return summaryView();
   if (name === 'episodes') return tableView();
   if (name === 'compare') return compareView();
@@ -32,8 +39,8 @@ function route() {
   }
   main.replaceChildren();
   append(main, drawn);
-  document.querySelectorAll('#views a').forEach((a) =>
-    a.getAttribute('href') === '#' + (place[1] === null ? place[0] : 'episodes') ? a.setAttribute('aria-current', 'page') : a.removeAttribute('aria-current'));
+  markView();
+  markScrolling();
   if (isFirst) { isFirst = false; return; }
   announce(main.querySelector('h2').textContent);
   if (wantsSearch) { wantsSearch = false; focusSearch(); return; }
@@ -43,6 +50,17 @@ function route() {
   }
   window.scrollTo(0, 0);
   main.focus({preventScroll: true});
+}
+
+// Tables that are wider than their place say that they scroll.
+function markScrolling() {
+  document.querySelectorAll('.wide').forEach((one) => one.classList.toggle('scrolls', one.scrollWidth > one.clientWidth + 1));
+}
+
+function markView() {
+  const [name, episode] = where();
+  document.querySelectorAll('#views a').forEach((a) =>
+    a.getAttribute('href') === '#' + (episode === null ? name : 'episodes') ? a.setAttribute('aria-current', 'page') : a.removeAttribute('aria-current'));
 }
 
 const go = (hash) => { location.hash = hash; };
@@ -80,8 +98,14 @@ function onKey(event) {
 }
 
 document.getElementById('title').textContent = index.title;
-append(document.getElementById('views'), VIEWS.map(([key, label]) => el('li', {}, link(key, label))));
+function drawViews() {
+  document.getElementById('views').replaceChildren(...views().map(([key, label]) => el('li', {}, link(key, label))));
+}
+drawViews();
 document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); document.getElementById('main').focus(); });
 window.addEventListener('hashchange', route);
+window.addEventListener('resize', markScrolling);
+document.addEventListener('toggle', markScrolling, true);
 document.addEventListener('keydown', onKey);
 route();
+if (isLive) follow();

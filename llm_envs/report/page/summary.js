@@ -15,6 +15,7 @@ function summaryView() {
     el('h2', {}, 'Summary'),
     index.notes.length ? el('section', {class: 'notes', 'aria-label': 'Notes'},
       el('ul', {}, index.notes.map((note) => el('li', {}, note)))) : null,
+    isLive && liveSection(),
     nEpisodes && !playedRuns.every((run) => index.runs[run].results) ? numbersTable() : null,
     legend(names),
     evaluationSection(),
@@ -30,18 +31,18 @@ function summaryView() {
 }
 
 function numbersTable() {
-  const head = ['run', 'task', 'success (95%)', 'mean reward', 'episodes', 'problems', 'without a score'];
+  const head = ['run', 'success (95%)', 'task', 'mean reward', 'episodes', 'problems', 'without a score'];
   const parts = [...index.summary].sort((a, b) => a.task - b.task || a.run - b.run);
   const lines = parts.map((part) => [
-    index.runs[part.run].name, index.tasks[part.task],
-    part.scored ? `${percent(part.success)} (${percent(part.low)} to ${percent(part.high)})` : '–',
+    index.runs[part.run].name,
+    part.scored ? `${percent(part.success)} (${percent(part.low)} to ${percent(part.high)})` : '–', index.tasks[part.task],
     part.scored ? number(part.reward) : '–',
     ...[part.episodes, part.problems, part.episodes - part.scored].map((n) => n.toLocaleString('en'))]);
   return [el('p', {class: 'soft'}, 'Episodes of one problem are alike: the intervals are by problem.'),
     el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Numbers'}, el('table', {},
-    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place > 1 && 'right'}, name)))),
+    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place > 0 && name !== 'task' && 'right'}, name)))),
     el('tbody', {}, lines.map(([run, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, run),
-      rest.map((value, place) => el('td', {class: place > 0 && 'right'}, value)))))))];
+      rest.map((value, place) => el('td', {class: place !== 1 && 'right'}, value)))))))];
 }
 
 const labelOf = (part, text) => (isOfMany ? index.runs[part.run].name + ' · ' : '') + text;

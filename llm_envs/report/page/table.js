@@ -1,22 +1,32 @@
 // The table of episodes: filters, order and search decide `shown`; a page of it is in the document.
 
 const PAGE = 100;
-const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0};
-let shown = everyEpisode;
+const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0, parts: false};
+let shown = [...everyEpisode];
 let current = null;  // the episode that the keyboard is at
 
 const HEADS = [
   ['env', 'Environment', envName], ['begins', 'Begins with', beginsWith], ['run', 'Run', runName], ['seed', 'Seed'], ['member', 'Member'],
   ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
-  ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
+  ['stop', 'Ended', stopName], ['seconds', 'Seconds'], ['step', 'Step'], ['weights', 'Weights'],
 ];
-const isGrouped = columns.member.some((member) => member !== 0);
-const heads = () => HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : true);
-const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
-const TEXTS = new Set(['env', 'run', 'stop']);
-const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // on a phone below the environment, or left out
+const OF_TRAININGS = new Set(['step', 'weights']);  // shown if any episode has one
 
-const FILTERS = [
+// A column for each part of a reward: what the task paid, and what a training learned from.
+function partOf(episode, part) {
+  const parts = columns.parts[episode];
+  for (let place = 0; place < parts.length; place += 2) if (parts[place] === part) return parts[place + 1];
+  return null;
+}
+const partHeads = () => view.parts ? index.names.part.map((name, part) => ['part-' + part, name, null, (episode) => partOf(episode, part)]) : [];
+const valueOf = (key) => key.startsWith('part-') ? (episode) => partOf(episode, Number(key.slice(5))) : (episode) => columns[key][episode];
+const isRight = (key) => RIGHT.has(key) || key.startsWith('part-');
+const heads = () => [...HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : !OF_TRAININGS.has(key) || ofTraining[key]), ...partHeads()];
+const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed', 'step', 'weights']);
+const TEXTS = new Set(['env', 'run', 'stop']);
+const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run', 'weights']);  // on a phone below the environment, or left out
+
+const filters = () => [
   ['run', 'Run', index.runs.map((run) => run.name), playedRuns], ['env', 'Environment', index.names.env],
   ['outcome', 'Outcome', outcomes], ['stop', 'Ended', index.names.stop], ['settings', 'Settings', index.names.settings],
 ];
@@ -24,6 +34,10 @@ const FILTERS = [
 // What an episode is found by. Conversations are parsed at the first search, not before.
 const haystacks = [];
 function haystack(episode) {
+  if (isLive && !fetched.has(episode)) {  // only what the table has, until the episode has been opened
+    return [envName(episode), runName(episode), 'seed:' + columns.seed[episode], outcomeName(episode), stopName(episode),
+      settingsOf(episode), beginsWith(episode)].join('\n').toLowerCase();
+  }
   if (haystacks[episode] === undefined) {
     const {m = [], group, e = []} = details(episode);
     const said = m.map(([, text]) => typeof text === 'number' ? block('shared').system[text] : text);
@@ -35,12 +49,12 @@ function haystack(episode) {
 
 function refilter() {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = FILTERS.map(([key]) => key).filter((key) => view[key] !== '');
+  const chosen = filters().map(([key]) => key).filter((key) => view[key] !== '');
   shown = everyEpisode.filter((episode) =>
     chosen.every((key) => columns[key][episode] === Number(view[key])) && words.every((word) => haystack(episode).includes(word)));
   if (view.sort) {
-    const name = HEADS.find(([key]) => key === view.sort)[2];
-    const value = name || ((episode) => columns[view.sort][episode]);
+    const name = HEADS.find(([key]) => key === view.sort)?.[2];
+    const value = name || valueOf(view.sort);
     const compare = (a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x === y) return a - b;
@@ -49,14 +63,14 @@ function refilter() {
       return view.descending ? -order : order;
     };
     shown.sort(compare);
-  }
+  } else if (isLive) shown.reverse();  // the newest first
   view.page = Math.min(view.page, Math.max(0, Math.ceil(shown.length / PAGE) - 1));
 }
 
 function tableView() {
   const search = el('input', {id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', value: view.search,
     placeholder: 'words, seed:12, group:…', oninput: later(() => { view.search = search.value; view.page = 0; redraw(); })});
-  const filters = FILTERS.map(([key, label, options, places]) => [key, label, options, places || [...options.keys()]])
+  const boxes = filters().map(([key, label, options, places]) => [key, label, options, places || [...options.keys()]])
     .filter(([, , , places]) => places.length > 1).map(([key, label, options, places]) =>
     el('label', {}, label, el('select', {id: 'filter-' + key,
       onchange: (event) => { view[key] = event.target.value; view.page = 0; redraw(); }},
@@ -64,7 +78,8 @@ function tableView() {
       places.map((place) => el('option', {value: place, selected: view[key] === String(place)}, options[place] || '(none)')))));
   const found = [el('h2', {}, 'Episodes'),
     el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
-      el('label', {class: 'search'}, 'Search', search), filters),
+      el('label', {class: 'search'}, 'Search', search), boxes, index.names.part.length ? el('label', {class: 'inline'},
+        el('input', {id: 'parts', type: 'checkbox', checked: view.parts, onchange: (event) => { view.parts = event.target.checked; redraw(); }}), 'reward by part') : null),
     el('p', {id: 'found', role: 'status', class: 'soft'}), el('div', {id: 'table'})];
   queueMicrotask(redraw);  // once it is in the document
   return found;
@@ -80,28 +95,33 @@ function redraw() {
   if (!place) return;
   refilter();
   drawPage(place);
+  markScrolling();
+}
+
+function sayFound() {
+  document.getElementById('found').textContent = count(shown.length, 'episode') +
+    (shown.length < everyEpisode.length ? ` of ${everyEpisode.length.toLocaleString('en')}` : '');
 }
 
 function drawPage(place) {
   const pages = Math.max(1, Math.ceil(shown.length / PAGE)), start = view.page * PAGE;
   const rows = shown.slice(start, start + PAGE);
-  document.getElementById('found').textContent = count(shown.length, 'episode') +
-    (shown.length < nEpisodes ? ` of ${nEpisodes.toLocaleString('en')}` : '');
+  sayFound();
   if (!rows.includes(current)) current = rows.length ? rows[0] : null;
   place.replaceChildren(
-    el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
+    el('div', {class: view.parts && 'wide', tabindex: view.parts && 0, role: view.parts && 'region', 'aria-label': view.parts && 'Episodes by part'}, el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
       el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: classOf(key),
         'aria-sort': view.sort === key ? (view.descending ? 'descending' : 'ascending') : null},
         el('button', {type: 'button', 'data-sort': key, onclick: () => sortBy(key)},
           label, el('span', {'aria-hidden': 'true'}, view.sort === key ? (view.descending ? ' ▼' : ' ▲') : '')))))),
-      el('tbody', {}, rows.map(tableRow))),
+      el('tbody', {}, rows.map(tableRow)))),
     ...(pages < 2 ? [] : [el('div', {class: 'pages'},
       el('button', {type: 'button', disabled: view.page === 0, onclick: () => turnPage(-1)}, 'Previous'),
       el('span', {}, `page ${view.page + 1} of ${pages}`),
       el('button', {type: 'button', disabled: view.page === pages - 1, onclick: () => turnPage(1)}, 'Next'))]));
 }
 
-const classOf = (key, text = '') => ['col-' + key, key === 'begins' && key, MINOR.has(key) && 'minor', RIGHT.has(key) && 'right', TEXTS.has(key) && (text.length > 22 ? 'long' : 'short')].filter(Boolean).join(' ');
+const classOf = (key, text = '') => ['col-' + key, key === 'begins' && key, (MINOR.has(key) || key.startsWith('part-')) && 'minor', isRight(key) && 'right', TEXTS.has(key) && (text.length > 22 ? 'long' : 'short')].filter(Boolean).join(' ');
 
 function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
@@ -111,7 +131,7 @@ function tableRow(episode) {
         el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
     }
     if (key === 'outcome') return el('td', {class: classOf(key)}, badge(episode));
-    const value = columns[key][episode], text = name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3);
+    const value = valueOf(key)(episode), text = name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' || OF_TRAININGS.has(key) ? 12 : 3);
     return el('td', {class: classOf(key, text)}, text);
   });
   return el('tr', {'data-episode': episode, class: episode === current ? 'current' : null,
@@ -119,13 +139,13 @@ function tableRow(episode) {
 }
 
 function sortBy(key) {
-  const numeric = RIGHT.has(key) && key !== 'seed' && key !== 'member';
+  const numeric = isRight(key) && key !== 'seed' && key !== 'member';
   if (view.sort !== key) [view.sort, view.descending] = [key, numeric];
   else view.descending = !view.descending;
   view.page = 0;
   redraw();
   document.querySelector(`[data-sort="${key}"]`).focus();
-  announce(`sorted by ${HEADS.find(([name]) => name === key)[1]}, ${view.descending ? 'descending' : 'ascending'}`);
+  announce(`sorted by ${heads().find(([name]) => name === key)[1]}, ${view.descending ? 'descending' : 'ascending'}`);
 }
 
 function turnPage(by) {

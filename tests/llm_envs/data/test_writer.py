@@ -560,9 +560,8 @@ class TestDamage:
 
     def test_runs_below_a_folder_are_named(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
         write(tmp_path / "trajectories" / "process-0", trajectories)
-        for read in (read_run, read_trajectories):
-            with pytest.raises(StoreError, match=r"process-0\."):
-                read(tmp_path)
+        with pytest.raises(StoreError, match=r"process-0\."):
+            read_run(tmp_path)
 
 
 def test_reading_one_by_one_holds_no_more_than_a_row_group(tmp_path: Path, trajectories: list[Trajectory]) -> None:
@@ -574,3 +573,12 @@ def test_reading_one_by_one_holds_no_more_than_a_row_group(tmp_path: Path, traje
     stream = iter_trajectories(tmp_path / "run")
     assert next(stream).member == 0
     assert sum(1 for _ in stream) == 599
+
+
+def test_a_trainers_folder_is_read_process_by_process(tmp_path: Path, trajectories: list[Trajectory]) -> None:
+    for number in (10, 2):
+        with TrajectoryWriter(tmp_path / "out" / "trajectories" / f"process-{number}") as writer:
+            writer.write(replace(trajectories[0], seed=number))
+    assert [trajectory.seed for trajectory in read_trajectories(tmp_path / "out")] == [2, 10]
+    with pytest.raises(StoreError, match=MANIFEST_NAME):
+        read_trajectories(tmp_path)

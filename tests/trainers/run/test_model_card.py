@@ -16,7 +16,7 @@ from hub_stand_in import environment, hub_stand_in
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.callbacks import LoggerCallback
-from llm_envs.trainers.run.model_card import environment_section
+from llm_envs.trainers.run.model_card import environment_section, without_none
 from llm_envs.types import Trajectory
 
 pytestmark = [pytest.mark.trainings]
@@ -44,6 +44,15 @@ def test_held_out_results_come_before_those_of_training() -> None:
     assert "`TokenizersBackend`, which only transformers 5 or later can load" in new
     read = environment_section("Read.", 7, 5, [])
     assert "\n\nRead.\n\n" in read and "Nothing was logged." in read
+
+
+def test_a_model_of_a_folder_is_named_in_the_card() -> None:
+    card = 'of [None](https://huggingface.co/None).\npipeline("text-generation", model="None")'
+    named = without_none(card, "/home/me/models/base", "runs/grpo")
+    assert named == 'of `base`, a model of a folder.\npipeline("text-generation", model="grpo")'
+    assert "of a new model." in without_none(card, None, "runs/grpo")
+    known = "of [owner/base](https://huggingface.co/owner/base)."
+    assert without_none(known, "owner/base", "runs/grpo") == known
 
 
 @pytest.mark.smoke
