@@ -14,7 +14,7 @@ from llm_envs.errors import ModelError, extra_needed
 with extra_needed("positions of tokens need torch: pip install 'llm-envs[train]'."):
     import torch
 
-__all__ = ["accepts_positions", "check_positions", "pass_positions", "position_ids", "position_problem"]
+__all__ = ["accepts_positions", "causal_of", "check_positions", "pass_positions", "position_ids", "position_problem"]
 
 _FREE_OF_POSITIONS = ("bloom", "falcon_mamba", "mamba", "mamba2", "mpt")
 """Model types without `position_ids` that need none: they have relative positions, or a state that ignores padding. A
@@ -47,7 +47,7 @@ def check_positions(model: Any) -> None:
     Raises:
         ModelError: If its forward takes no `position_ids` and it is not known to work without them.
     """
-    causal = _causal(model)
+    causal = causal_of(model)
     config = getattr(causal, "config", None)
     problem = None if config is None else position_problem(type(causal), config.get_text_config().model_type)
     if problem is not None:
@@ -65,7 +65,7 @@ def pass_positions(model: Any) -> Any:
     Returns:
         The language model without its adapter.
     """
-    causal = _causal(model)
+    causal = causal_of(model)
     if accepts_positions(type(causal)) and _add_positions not in causal._forward_pre_hooks.values():
         causal.register_forward_pre_hook(_add_positions, with_kwargs=True)
     return causal
@@ -73,7 +73,7 @@ def pass_positions(model: Any) -> Any:
 
 def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-    if mask is None or mask.ndim != 2 or cache is not None or kwargs.get("position_ids") is not None:
+    if kwargs.get("position_ids") is not None or mask is None or mask.ndim != 2 or cache is not None:
         return None
     return args, kwargs | {"position_ids": position_ids(mask)}
 
@@ -83,6 +83,6 @@ def accepts_positions(model_class: Any) -> bool:
     return "position_ids" in inspect.signature(model_class.forward).parameters
 
 
-def _causal(model: Any) -> Any:
+def causal_of(model: Any) -> Any:
     """Return the language model inside a PEFT adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
