@@ -1,11 +1,11 @@
-"""Forward and backward of rows of unequal length, padded and packed, and of very long rows: seconds and memory.
+"""Forward and backward of a micro-batch, padded and as a prefix tree, and of very long rows: seconds and memory.
 
     python benchmarks/long_rows.py [--check] [--out FILE] [--longest N]
 
-What `EnvGRPOTrainer` does with a micro-batch: the log-probabilities of the completions through TRL's fused head, and
-their gradients, with and without `packing` and gradient checkpointing. Each row of the table has its own process;
-the first of four passes is not timed (one pass, timed, beyond 10,000 tokens). Memory is how much the process's resident
-set rose above what it held with the model (Linux). `--longest` leaves out longer rows: 32,768 tokens take some minutes.
+What `EnvGRPOTrainer` and TRL's trainer do with a micro-batch: the log-probabilities of the completions through TRL's
+fused head, and their gradients. Each row of the table has its own process; the first of three passes is not timed (one
+pass, timed, beyond 10,000 tokens). Seconds are the process's own CPU time with one thread, which other programs hardly
+change. Memory is how much the process's resident set rose above what it held with the model (Linux).
 """
 
 from __future__ import annotations
@@ -20,108 +20,142 @@ import numpy as np
 from measuring import Column, Figure, Report, finish, make_parser
 from training_steps import Meter
 
-N_PASSES = 4
-PROMPT = 64
-HIDDEN_SIZE, N_LAYERS = 256, 2
-CASES = {
-    "8 of 128 to 2,048": [2048, 1176, 822, 541, 390, 261, 180, 128],
-    "8 of 1,024": [1024] * 8,
-    "1 of 8,192": [8192],
-    "1 of 32,768": [32768],
-}
-"""Name -> tokens of the rows of a micro-batch."""
+N_PASSES = 3
+HIDDEN_SIZE, N_LAYERS = 512, 9
+"""About 30 million parameters."""
 METHOD = (
-    f"Forward and backward pass of a micro-batch with a model of {N_LAYERS} layers and width {HIDDEN_SIZE}, float32, "
-    "PyTorch's attention (SDPA) and TRL's fused head; prompts of 64 tokens. *Packed*: with `packing=True`. "
-    "*Checkpointed*: with gradient checkpointing. Seconds are the median of three passes, of one beyond 10,000 tokens. "
-    "Memory is what the passes took beyond the model."
+    f"Forward and backward pass of a micro-batch with a model of {N_LAYERS} layers and width {HIDDEN_SIZE} (30 M), "
+    "float32, PyTorch's attention (SDPA) and TRL's fused head. *Padded* is what TRL's trainer does. *Prefix tree*: "
+    '`forward="prefix_tree"`. *Unique*: tokens that differ in what is before them. *Checkpointed*: with gradient '
+    "checkpointing. Seconds are the process's CPU time with one thread, the median of two passes, of one beyond 10,000 "
+    "tokens. Memory is what the passes took beyond the model."
 )
 COLUMNS = [
-    Column("case", "rows of tokens"),
+    Column("case", "rows"),
     Column("layout", "layout"),
     Column("checkpointing", "checkpointed"),
+    Column("tokens", "tokens", ",.0f"),
+    Column("unique", "unique", ",.0f"),
+    Column("forwarded", "forwarded", ",.0f"),
     Column("seconds", "seconds", ".2f"),
-    Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("memory_mib", "memory, MiB", ",.0f"),
 ]
 
 
-def measure(lengths: list[int], is_packed: bool, is_checkpointed: bool, answers: Any) -> None:
-    """Measure one row in this process; put seconds and MiB."""
+def cases(random: np.random.Generator) -> dict[str, list[list[int]]]:
+    """Return micro-batches of rows, each a list of tokens."""
+
+    def some(n: int) -> list[int]:
+        return random.integers(8, 200, n).tolist()
+
+    prompt, trunk, system = some(512), some(256), some(256)
+    # Each turn is a row: the template leaves out the thinking of earlier turns.
+    turns: list[list[int]] = []
+    told = prompt[:128]
+    for _ in range(8):
+        reply = some(24)
+        turns.append(told + some(48) + reply)
+        told = told + reply + some(24)
+    branches = [trunk + half + some(96) for half in (some(96), some(96)) for _ in range(4)]
+    rewritten = []
+    for _ in range(2):  # an agent that sums its conversation up, twice
+        told = system + some(128)
+        for _ in range(3):
+            rewritten += [told + some(64), told + some(128)]
+            told = system + some(48)
+    return {
+        "group of 8, prompt 512, reply 64": [prompt + some(64) for _ in range(8)],
+        "episode of 8 turns, history=template": turns,
+        "8 leaves of 2 branches": branches,
+        "12 rows of agents that rewrite": rewritten,
+        "8 of 64 to 1,024, nothing shared": [some(n) for n in (1024, 588, 411, 270, 195, 130, 90, 64)],
+        "8 of 512, nothing shared": [some(512) for _ in range(8)],
+        "1 of 4,096": [some(4096)],
+        "1 of 16,384": [some(16384)],
+    }
+
+
+def measure(case: str, is_tree: bool, is_checkpointed: bool, answers: Any) -> None:
+    """Measure one row in this process; put its numbers."""
     import torch
     from trl.trainer.utils import add_fused_lm_head
 
     from llm_envs.policies.inference.positions import position_ids
     from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-    from llm_envs.trainers.forward.packed_rows import PackedRows
+    from llm_envs.trainers.forward.prefix_tree import build_tree
+    from llm_envs.trainers.forward.tree_rows import TreeRows
 
+    torch.set_num_threads(1)
     meter = Meter()
-    tokenizer = tiny_tokenizer()
-    longest = max(lengths)
-    model = tiny_model(tokenizer, hidden_size=HIDDEN_SIZE, n_layers=N_LAYERS, max_length=longest).train()
+    rows = cases(np.random.default_rng(0))[case]
+    longest = max(map(len, rows))
+    model = tiny_model(tiny_tokenizer(), hidden_size=HIDDEN_SIZE, n_layers=N_LAYERS, max_length=longest).train()
     if is_checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     add_fused_lm_head(model)
-    random = np.random.default_rng(0)
-    ids = torch.from_numpy(random.integers(8, len(tokenizer), (len(lengths), longest)))
-    mask = torch.zeros_like(ids)
-    for row, length in enumerate(lengths):
-        mask[row, :length] = 1
+    ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], mask[number, : len(row)] = torch.tensor(row), 1
     labels = ids.masked_fill(mask == 0, -100)
-    labels[:, :PROMPT] = -100
-    padded = {} if is_packed else {"position_ids": position_ids(mask)}
-    called: Any = PackedRows(model, model) if is_packed else model
+    labels[:, :64] = -100
+    n_unique = len(build_tree(ids, mask))
+    padded = {} if is_tree else {"position_ids": position_ids(mask)}
+    called: Any = TreeRows(model, model) if is_tree else model
     meter.mark_ready()
     seconds = []
-    for _ in range(1 if sum(lengths) > 10_000 else N_PASSES):
-        started = time.perf_counter()
+    for _ in range(1 if mask.sum() > 10_000 else N_PASSES):
+        started = time.process_time()
         outputs = called(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True, **padded)
         outputs.log_probs.sum().backward()
         model.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - started)
-    answers.put((statistics.median(seconds[1:] or seconds), meter.read()[1] / 1024))
+        seconds.append(time.process_time() - started)
+    answers.put(
+        {
+            "case": case,
+            "layout": "prefix tree" if is_tree else "padded",
+            "checkpointing": "yes" if is_checkpointed else "no",
+            "tokens": int(mask.sum()),
+            "unique": n_unique,
+            "forwarded": n_unique if is_tree else ids.numel(),
+            "seconds": round(statistics.median(seconds[1:] or seconds), 3),
+            "memory_mib": round(meter.read()[1] / 1024),
+        }
+    )
 
 
 def main() -> int:
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--longest", type=int, default=32768, help="tokens of the longest row that is measured")
+    parser.add_argument("--longest", type=int, default=16384, help="tokens of the longest row that is measured")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     rows: list[dict[str, Any]] = []
-    for case, lengths in CASES.items():
-        if max(lengths) > options.longest:
+    for case, lengths in cases(np.random.default_rng(0)).items():
+        if max(map(len, lengths)) > options.longest:
             continue
-        for is_packed in (False, True)[: 1 + (len(lengths) > 1)]:
-            for is_checkpointed in (False, True):
+        for is_tree in (False, True):
+            for is_checkpointed in (False, True)[: 1 + (len(lengths) == 1)]:
                 answers = context.Queue()
-                process = context.Process(target=measure, args=(lengths, is_packed, is_checkpointed, answers))
+                process = context.Process(target=measure, args=(case, is_tree, is_checkpointed, answers))
                 process.start()
                 while process.is_alive() and answers.empty():
                     process.join(0.2)
                 if answers.empty():
                     raise SystemExit(f"{case}: the process ended with {process.exitcode} before it had measured.")
-                seconds, memory_mib = answers.get()
+                rows.append(answers.get())
                 process.join()
-                rows.append(
-                    {
-                        "case": case,
-                        "layout": "packed" if is_packed else "padded" if len(lengths) > 1 else "one row",
-                        "checkpointing": "yes" if is_checkpointed else "no",
-                        "seconds": round(seconds, 3),
-                        "tokens_per_s": round(sum(lengths) / seconds),
-                        "memory_mib": round(memory_mib),
-                    }
-                )
-                print({name: rows[-1][name] for name in rows[-1]}, flush=True)
-    padded, packed = (
-        next(row for row in rows if row["layout"] == layout and row["checkpointing"] == "no")
-        for layout in ("padded", "packed")
-    )
+                print(rows[-1], flush=True)
+    first, alike = ([row for row in rows if row["case"].startswith(name)] for name in ("group of 8", "8 of 512"))
     figures = [
-        Figure("packed against padded, seconds", packed["seconds"] / padded["seconds"], "times", "lower", at_most=0.6),
-        Figure("packed against padded, memory", packed["memory_mib"] / padded["memory_mib"], "times", "lower"),
+        Figure("a group as a tree against padded, seconds", _share(first, "seconds"), "times", "lower", at_most=0.6),
+        Figure("a group as a tree against padded, memory", _share(first, "memory_mib"), "times", "lower"),
+        Figure("nothing shared, tree against padded, seconds", _share(alike, "seconds"), "times", "lower"),
     ]
     return finish(Report("long_rows", "Long and unequal rows", METHOD, COLUMNS, rows, figures), options)
+
+
+def _share(rows: list[dict[str, Any]], name: str) -> float:
+    padded, tree = (row[name] for row in rows)
+    return float(tree / padded)
 
 
 if __name__ == "__main__":

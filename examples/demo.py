@@ -166,7 +166,7 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         learning_rate=args.grpo_learning_rate,
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
-        share_prompts=True,
+        forward="prefix_tree",
         use_vllm=use_vllm,
         vllm_max_model_length=1024 if use_vllm else None,
         logging_steps=1,

@@ -304,13 +304,9 @@ class Parts:
         """The best of each group against the worst, and the initial weights as the reference."""
         return self.grpo({"algorithm": "pairwise", "ref_model_fn": frozen_copy}, scale_rewards="group")
 
-    def shared(self) -> dict[str, Any]:
-        """`grpo` again, with one pass over each prompt of a batch."""
-        return self.grpo(share_prompts=True)
-
-    def packed(self) -> dict[str, Any]:
-        """`grpo` again, without the padding of rows."""
-        return self.grpo(packing=True)
+    def padded(self) -> dict[str, Any]:
+        """`grpo` again, with padded rows in place of a prefix tree."""
+        return self.grpo(forward="padded")
 
     def resumed(self) -> dict[str, Any]:
         """The second step of `grpo` again, from its checkpoint."""

@@ -1,1 +1,1 @@
-"""Forward passes that differ from a plain one: packed rows, shared prompts, sampling masks, teachers."""
+"""Forward passes that differ from a plain one: prefix trees, sampling masks, teachers."""

@@ -15,11 +15,10 @@ import torch
 from accelerate import Accelerator
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.inference.positions import position_ids
-from llm_envs.trainers.functional.logits import entropies_from_logits, keep_tokens, logps_from_logits
+from llm_envs.trainers.forward.head import score_tokens
 from llm_envs.types import KeptTokens, Row, Trajectory
 
-__all__ = ["KeptRows", "check_kept", "with_kept"]
+__all__ = ["KeptRows", "check_kept"]
 
 
 def check_kept(trajectories: Sequence[Trajectory]) -> None:
@@ -34,21 +33,6 @@ def check_kept(trajectories: Sequence[Trajectory]) -> None:
                 "keep_mask=True, and the policy returned tokens without what its filters kept: sample with the "
                 "transformers policy, or leave keep_mask out."
             )
-
-
-def with_kept(logits_BTV: torch.Tensor, mask_BT: torch.Tensor, kept: Sequence[KeptTokens | None]) -> torch.Tensor:
-    """Return logits of the distributions over the kept tokens (`functional.logits.keep_tokens`).
-
-    Args:
-        logits_BTV: Shape (B, T, V).
-        mask_BT: Shape (B, T), bool: the sampled tokens. Rows without any are unchanged.
-        kept: The kept tokens by row, for each token of its mask.
-    """
-    flags_BT = mask_BT.bool() & torch.tensor([part is not None for part in kept], device=mask_BT.device)[:, None]
-    is_used = flags_BT.any(1).tolist()
-    own = KeptTokens.join([part for part, used in zip(kept, is_used, strict=True) if part is not None and used])
-    ids_M, stops_N = (torch.from_numpy(values).long().to(logits_BTV.device) for values in (own.ids, own.stops))
-    return keep_tokens(logits_BTV, flags_BT.nonzero(), ids_M, stops_N)
 
 
 class KeptRows:
@@ -94,6 +78,8 @@ class KeptRows:
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         *,
+        causal: Any,
+        is_tree: bool,
         temperature: float,
         accelerator: Accelerator,
         **images: Any,
@@ -108,33 +94,27 @@ class KeptRows:
             batch_size: Rows per forward pass; None: all.
             compute_entropy: Whether to return entropies.
             compute_aux_loss: Whether to return the load-balancing loss of a mixture of experts.
+            causal: The language model inside.
+            is_tree: Whether to compute the rows as a prefix tree.
             temperature: The sampling temperature.
             accelerator: The trainer's, for mixed precision.
             **images: TRL's arguments for image models; unused.
         """
-        logps, entropies, aux_losses = [], [], []
-        for ids, mask in zip(
-            input_ids.split(batch_size or len(input_ids)),
-            attention_mask.split(batch_size or len(input_ids)),
-            strict=True,
-        ):
+        logps: list[torch.Tensor] = []
+        entropies: list[Any] = []
+        aux_losses: list[torch.Tensor] = []
+        size = batch_size or len(input_ids)
+        for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
             # As TRL does: a model without experts does not take the argument.
             further = {"output_router_logits": True} if compute_aux_loss else {}
+            mask_BT, kept = self._find(ids, mask, n_tokens)
+            further |= {"mask_BT": mask_BT, "kept": kept, "temperature": temperature, "is_tree": is_tree}
             with accelerator.autocast():
-                output = model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=position_ids(mask),
-                    use_cache=False,
-                    logits_to_keep=n_tokens + 1,
-                    **further,
+                logps_BT, entropies_BT, output = score_tokens(
+                    model, causal, ids, mask, n_tokens, compute_entropy=compute_entropy, **further
                 )
-            sampled_BT, kept = self._find(ids, mask, n_tokens)
-            # A logit predicts the next token: start one place before the completion and drop the last.
-            logits = with_kept(output.logits[:, -n_tokens - 1 : -1].float(), sampled_BT, kept)
-            logps.append(logps_from_logits(logits, ids[:, -n_tokens:], temperature=temperature))
-            if compute_entropy:
-                entropies.append(entropies_from_logits(logits, temperature=temperature))
+            logps.append(logps_BT)
+            entropies.append(entropies_BT)
             if compute_aux_loss:
                 aux_losses.append(output.aux_loss)
         return (

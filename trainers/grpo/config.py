@@ -12,6 +12,7 @@ from trl import GRPOConfig
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
+from llm_envs.trainers.forward.tree_rows import FORWARDS, Forward
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.run.ranks import set_for_machine
@@ -123,18 +124,11 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "(DeepSeek-V3.2's Keep Sampling Mask); not with use_vllm or a repetition_penalty."
         },
     )
-    share_prompts: bool = field(
-        default=False,
+    forward: Forward = field(
+        default="auto",
         metadata={
-            "help": "Whether the rows of a group share one pass over their prompt; faster where prompts are longer "
-            "than completions. Needs gradient_checkpointing=False."
-        },
-    )
-    packing: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether the trainer's forward passes pack the rows of a micro-batch without their padding; faster "
-            "where rows are of unequal length."
+            "help": "How the rows of a micro-batch are computed: padded; prefix_tree, each token that rows share once "
+            "and no padding; auto, prefix_tree on a CPU if it is exact for the model, else padded."
         },
     )
     save_trajectories: bool = field(
@@ -174,31 +168,24 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
+            ("forward", self.forward in FORWARDS, f"one of {', '.join(FORWARDS)}"),
             ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
             ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),
             ("num_train_seeds", self.num_train_seeds >= n_groups, f"at least {n_groups}: a generation's groups"),
         )
-        self._check_forward_pass()
+        self._check_sampling_mask()
         self._check_importance_sampling()
 
     def _start_trl(self) -> None:
         """Let TRL check its fields and set the sizes of a generation."""
         GRPOConfig.__post_init__(self)
 
-    def _check_forward_pass(self) -> None:
-        replacing = [name for name in ("keep_sampling_mask", "share_prompts", "packing") if getattr(self, name)]
-        if len(replacing) > 1:
-            raise InvalidConfigError(f"{' and '.join(replacing)} each replace the forward pass: set only one of them.")
-        has_mask, is_shared = self.keep_sampling_mask, self.share_prompts
+    def _check_sampling_mask(self) -> None:
+        has_mask = self.keep_sampling_mask
         check_values(
             self,
             ("use_vllm", not (has_mask and self.use_vllm), "False with keep_sampling_mask, which vLLM does not report"),
             ("repetition_penalty", not has_mask or self.repetition_penalty == 1, "1 with keep_sampling_mask"),
-            (
-                "gradient_checkpointing",
-                not (is_shared and self.gradient_checkpointing),
-                "False with share_prompts, whose rows continue from cached keys and values",
-            ),
         )
         leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
         no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))

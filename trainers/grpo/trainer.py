@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakSet
 
 import torch
 from accelerate.utils import gather_object
@@ -59,9 +58,8 @@ from llm_envs.trainers.episodes.rewards import (
 )
 from llm_envs.trainers.forward.filtered import without_filters
 from llm_envs.trainers.forward.kept import KeptRows
-from llm_envs.trainers.forward.packed_rows import PackedRows
-from llm_envs.trainers.forward.shared_prompts import SharedPrompts
 from llm_envs.trainers.forward.teacher import NO_TEACHER, ServedTeacher
+from llm_envs.trainers.forward.tree_rows import TreeRows, reads_tree
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.functional.kl import mean_kl
@@ -172,7 +170,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._task_weights = checked_weights(self._reward_settings, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
-        self._guarded, self._packable = args.logps_tolerance is None, WeakSet[Any]()
+        self._guarded = args.logps_tolerance is None
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
@@ -315,7 +313,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
     # For each micro-batch: the loss.
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch. With pairs or shared prompts, keep the rows of each group together."""
+        """Return TRL's micro-batch. With pairs or a prefix tree, keep the rows of each group together."""
         # TRL's method plays a new generation if the last one is used up, by `_generate_and_score_completions`.
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if self._mode != "train" or not self._keeps_groups:
@@ -399,18 +397,19 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if isinstance(model, ServedTeacher):
             return model.logps(*args[:3], temperature=self.temperature), None, None
         causal = pass_positions(self.accelerator.unwrap_model(model))
+        is_tree = reads_tree(
+            self.args.forward, model, causal, self.accelerator.device, has_router_loss=self.aux_loss_enabled
+        )
         if self.args.keep_sampling_mask:
             own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
-            return self.generation.kept.scores(model, *args, **kwargs | own)
-        if self.args.share_prompts:
-            model = SharedPrompts(model, args[2])
-        elif self.args.packing:
-            model = PackedRows(model, causal, self._packable, in_pairs=not self._guarded)
+            return self.generation.kept.scores(model, *args, **kwargs | own, causal=causal, is_tree=is_tree)
+        if is_tree:
+            model = TreeRows(model, causal)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     @property
     def _keeps_groups(self) -> bool:
-        return self.args.share_prompts or self.generation.pairs is not None
+        return self.args.forward != "padded" or self.generation.pairs is not None
 
     # For each optimizer step.
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.inference.positions import position_ids
-from llm_envs.trainers.forward.kept import with_kept
+from llm_envs.policies.inference.positions import causal_of
+from llm_envs.trainers.forward.head import score_tokens
 from llm_envs.trainers.forward.teacher import ServedTeacher
+from llm_envs.trainers.forward.tree_rows import Forward, reads_tree
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
 
 __all__ = [
     "autocast",
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def score_rows(
-    model: torch.nn.Module, batch: Batch, *, with_entropies: bool = False
+    model: torch.nn.Module, batch: Batch, *, with_entropies: bool = False, forward: Forward = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the model's log-probabilities of a batch's completion tokens, in one forward pass.
 
@@ -37,25 +37,27 @@ def score_rows(
         model: A causal language model of transformers, or one with the same call.
         batch: The rows.
         with_entropies: Whether to return entropies too.
+        forward: How rows are computed (`LoopSettings.forward`).
 
     Returns:
         Shape (B, T), float32, with gradient if enabled; and entropies in nats of the same shape, or None.
     """
-    completion_ids = batch.need("completion_ids")
+    ids = torch.cat([batch.need("prompt_ids"), batch.need("completion_ids")], dim=1)
     attention = torch.cat([batch.need("prompt_mask"), batch.need("completion_mask")], dim=1)
-    # A logit predicts the next token: start one place before the completion and drop the last.
-    n_tokens = completion_ids.shape[1]
-    logits = model(
-        input_ids=torch.cat([batch.need("prompt_ids"), completion_ids], dim=1),
-        attention_mask=attention,
-        position_ids=position_ids(attention),
-        use_cache=False,
-        logits_to_keep=n_tokens + 1,
-    ).logits[:, -n_tokens - 1 : -1]
-    if batch.kept is not None:
-        logits = with_kept(logits.float(), batch.mask_BT, batch.kept)
-    logps_BT = logps_from_logits(logits, completion_ids, temperature=batch.temperature)
-    return logps_BT, entropies_from_logits(logits, temperature=batch.temperature) if with_entropies else None
+    causal: Any = causal_of(model)
+    logps_BT, entropies_BT, _ = score_tokens(
+        model,
+        causal,
+        ids,
+        attention,
+        batch.need("completion_ids").shape[1],
+        is_tree=reads_tree(forward, model, causal, ids.device),
+        temperature=batch.temperature,
+        mask_BT=batch.mask_BT,
+        kept=batch.kept,
+        compute_entropy=with_entropies,
+    )
+    return logps_BT, entropies_BT
 
 
 @torch.no_grad()
@@ -65,6 +67,7 @@ def score_batch(
     *,
     micro_batch_size: int | None = None,
     autocast_dtype: torch.dtype | None = None,
+    forward: Forward = "auto",
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows, without gradient, shape (B, T); 0 in trimmed padding.
 
@@ -73,6 +76,7 @@ def score_batch(
         batch: The rows.
         micro_batch_size: Rows per forward pass; None: all.
         autocast_dtype: See `autocast`.
+        forward: As for `score_rows`.
     """
     if isinstance(model, ServedTeacher):
         ids = torch.cat([batch.need("prompt_ids"), batch.need("completion_ids")], dim=1)
@@ -86,7 +90,7 @@ def score_batch(
         for rows in micro_batch_rows(batch, micro_batch_size):
             part = batch.select(rows)
             with autocast(part.mask_BT.device, autocast_dtype):
-                logps_BT, _ = score_rows(model, part)
+                logps_BT, _ = score_rows(model, part, forward=forward)
             out[rows.to(out.device), : logps_BT.shape[1]] = logps_BT.float()
     finally:
         model.train(was_training)

@@ -252,7 +252,13 @@ def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) 
 
 
 def _scored(model: torch.nn.Module, batch: Batch, settings: LoopSettings) -> torch.Tensor:
-    return score_batch(model, batch, micro_batch_size=settings.micro_batch_size, autocast_dtype=settings.autocast_dtype)
+    return score_batch(
+        model,
+        batch,
+        micro_batch_size=settings.micro_batch_size,
+        autocast_dtype=settings.autocast_dtype,
+        forward=settings.forward,
+    )
 
 
 def _steps(

@@ -12,6 +12,7 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
+from llm_envs.trainers.forward.tree_rows import FORWARDS, Forward
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import importance_weights
@@ -37,6 +38,9 @@ class LoopSettings:
     """Optimizer steps per epoch, each on a part of the groups."""
     micro_batch_size: int | None = None
     """Rows of one forward and backward pass; None: a full minibatch. It affects memory, not the gradient."""
+    forward: Forward = "auto"
+    """How rows are computed: "padded"; "prefix_tree", each token that rows share once (`forward.tree_rows`); "auto":
+    prefix_tree on a CPU if it is exact for the model, else padded. It affects time and memory, not the gradient."""
     autocast_dtype: torch.dtype | None = None
     """The dtype of matrix products in training (`torch.bfloat16`); None: the weights' dtype."""
     old_logps: Literal["sampled", "recomputed"] = "sampled"
@@ -70,6 +74,8 @@ class LoopSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfigError(f"LoopSettings.{name} is {value!r}; it must be at least 1.")
+        if self.forward not in FORWARDS:
+            raise InvalidConfigError(f"LoopSettings.forward is {self.forward!r}; it must be one of {FORWARDS}.")
         if self.old_logps not in ("sampled", "recomputed"):
             raise InvalidConfigError(f"old_logps is {self.old_logps!r}; it must be 'sampled' or 'recomputed'.")
         if self.old_logps == "sampled" and self.importance_fn is not importance_weights:
@@ -100,7 +106,7 @@ def training_step(
             `denominator`, if given, replaces its own.
         algorithm: The algorithm with the loss.
         optimizer_step_fn: Takes the step on the gradients; None: `create_optimizer_step()`.
-        settings: Only `micro_batch_size`, `autocast_dtype` and `max_length` are used.
+        settings: Only `micro_batch_size`, `forward`, `autocast_dtype` and `max_length` are used.
 
     Returns:
         The state after the step; and `loss`, `ratio`, `ratio_max`, `sampling_gap` (mean difference from the sampled
@@ -136,7 +142,9 @@ def training_step(
         share = part.n_tokens / batch.n_tokens
         own = _share(algorithm, rows, pairs_P2, share)
         with autocast(part.mask_BT.device, settings.autocast_dtype):
-            logps_BT, entropies_BT = score_rows(state.model, part, with_entropies=algorithm.needs_entropies)
+            logps_BT, entropies_BT = score_rows(
+                state.model, part, with_entropies=algorithm.needs_entropies, forward=settings.forward
+            )
         part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         loss, stats = algorithm_loss(own, part)
         loss.backward()

@@ -11,8 +11,6 @@ from llm_envs.trainers.settings.unused import refuse_unused, without
 
 __all__ = ["EnvPPOConfig"]
 
-_OTHER_ROWS = ("share_prompts", "packing")
-
 
 @dataclass
 @without("it compares the members of a group", "scale_rewards", "multi_objective_aggregation")
@@ -101,7 +99,6 @@ class EnvPPOConfig(EnvGRPOConfig):
             ("value_coef", self.value_coef > 0, "above 0"),
             ("value_learning_rate", self.value_learning_rate >= 0, "0 or more"),
             ("value_warmup_steps", self.value_warmup_steps >= 0, "0 or more"),
-            *((name, not getattr(self, name), "False: a critic reads padded, full rows") for name in _OTHER_ROWS),
             ("fp16", not self.fp16, "False: it scales the loss, which the critic's optimizer cannot undo; set bf16"),
             (
                 "bootstrap_truncated",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +21,13 @@ from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
 from llm_envs.trainers.forward.dropout import disable_dropout
 from llm_envs.trainers.forward.teacher import vocabulary_difference
+from llm_envs.trainers.forward.trunk import trunk_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["CRITIC_FOLDER", "Critic", "CriticOptimizer", "captured_states", "load_critic", "trunk_of"]
+__all__ = ["CRITIC_FOLDER", "Critic", "CriticOptimizer", "load_critic"]
 
 CRITIC_FOLDER = "critic"
 """Folder of the critic's files, in a checkpoint and in the folder of a saved model."""
@@ -175,41 +174,6 @@ class CriticOptimizer:
             state = torch.load(path, map_location="cpu", weights_only=True)
             self.optimizer.load_state_dict(state["optimizer"])
             self.scheduler.load_state_dict(state["scheduler"])
-
-
-def trunk_of(model: Any) -> nn.Module:
-    """Return the part of a model below its head, also for a PEFT model.
-
-    Raises:
-        ModelError: If the model has no such part.
-    """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    trunk = getattr(base, "base_model", base)
-    if trunk is base:
-        raise ModelError(
-            f"{type(base).__name__} has no trunk below its head for a value head to read: give the trainer a separate "
-            "critic (`critic=` a folder, a name or a model)."
-        )
-    assert isinstance(trunk, nn.Module)
-    return trunk
-
-
-@contextmanager
-def captured_states(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the trunk's last hidden states of every forward pass inside the block, each (B, T, H), with gradient.
-
-    TRL's pass returns no hidden states. Collecting them here saves a second pass for the values.
-    """
-    states: list[torch.Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
-
-    handle = trunk_of(model).register_forward_hook(keep)
-    try:
-        yield states
-    finally:
-        handle.remove()
 
 
 def load_critic(

@@ -23,11 +23,12 @@ from transformers import TrainerCallback, get_scheduler
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import Envs
+from llm_envs.trainers.forward.trunk import captured_states
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
 from llm_envs.trainers.functional.masking import masked_moments, masked_whiten, trim_padding
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.ppo.config import EnvPPOConfig
-from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, captured_states, load_critic
+from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, load_critic
 from llm_envs.trainers.ppo.estimates import critic_loss, estimate, explained_variance
 from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
 from llm_envs.trainers.settings.unused import refuse_unused

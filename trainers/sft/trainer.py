@@ -21,7 +21,6 @@ from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
-from llm_envs.trainers.forward.packed_rows import check_packing
 from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.run.finite import ChecksNumbers
 from llm_envs.trainers.run.means import LogsMeans
@@ -35,6 +34,7 @@ from llm_envs.trainers.settings.checks import (
     with_split,
 )
 from llm_envs.trainers.settings.unused import NamedSettings, refuse_unused, without
+from llm_envs.trainers.sft.packing import check_packing
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
 from llm_envs.types import Trajectory
 

@@ -18,6 +18,7 @@ __all__ = [
     "accepts_positions",
     "cache_name",
     "can_continue",
+    "causal_of",
     "check_positions",
     "pass_positions",
     "position_ids",
@@ -57,7 +58,7 @@ def check_positions(model: Any) -> None:
     Raises:
         ModelError: If its forward takes no `position_ids` and it is not known to work without them.
     """
-    causal = _causal(model)
+    causal = causal_of(model)
     config = getattr(causal, "config", None)
     problem = None if config is None else position_problem(type(causal), config.get_text_config().model_type)
     if problem is not None:
@@ -75,7 +76,7 @@ def pass_positions(model: Any) -> Any:
     Returns:
         The language model without its adapter.
     """
-    causal = _causal(model)
+    causal = causal_of(model)
     if accepts_positions(type(causal)) and _add_positions not in causal._forward_pre_hooks.values():
         causal.register_forward_pre_hook(_add_positions, with_kwargs=True)
     return causal
@@ -98,15 +99,15 @@ def cache_name(model: Any) -> str:
 
     It is "cache" from transformers 5.24 on, and "past_key_values" before.
     """
-    return "cache" if "cache" in inspect.signature(type(_causal(model)).forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(type(causal_of(model)).forward).parameters else "past_key_values"
 
 
 def can_continue(model: Any) -> bool:
     """Return whether padded rows can continue from a model's cache; if not, each step reads them from the start."""
-    config = getattr(_causal(model), "config", None)
+    config = getattr(causal_of(model), "config", None)
     return config is None or config.get_text_config().model_type not in _WITHOUT_CACHE
 
 
-def _causal(model: Any) -> Any:
+def causal_of(model: Any) -> Any:
     """Return the language model inside a PEFT adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference import load_model
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.ppo.critic import Critic, CriticOptimizer, captured_states, load_critic, trunk_of
+from llm_envs.trainers.forward.trunk import captured_states, trunk_of
+from llm_envs.trainers.ppo.critic import Critic, CriticOptimizer, load_critic
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""Attention over a prefix tree: each token sees the tokens before it in its rows, and no others.
+
+A mask of the tree replaces the model's own, so that windows, sinks, soft caps and grouped heads stay as the model has
+them. It states what a token sees, and is enough on its own. transformers' attention functions over PyTorch's SDPA also
+find the tree's runs on it and compute each run against its path only: the cost is then the sum of the rows' new tokens
+times their lengths, and not the square of the tree.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from llm_envs.errors import ModelError
+from llm_envs.trainers.forward.prefix_tree import PrefixTree
+
+__all__ = ["register_tree_attention", "tree_masks", "tree_of"]
+
+_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+_KINDS = {"full_attention": "", "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Layers that a mask can be made for, and the setting that limits what they see."""
+
+_KNOWN_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
+
+
+def tree_masks(tree: PrefixTree, config: Any, dtype: torch.dtype) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the `attention_mask` of a tree for a model: shape (1, 1, N, N), or one by kind of layer.
+
+    It is bool; for a model that computes attention itself ("eager"), it holds 0 or the lowest number, and is added.
+
+    Args:
+        tree: The tree.
+        config: The model's text config.
+        dtype: The model's.
+
+    Raises:
+        ModelError: If a layer is recurrent, or limits its sight in a way that is not known here.
+    """
+    kinds = _kinds(config)
+    masks = {kind: _mask(tree, kind, config, dtype) for kind in kinds}
+    return masks if len(masks) > 1 else masks[kinds[0]]
+
+
+def tree_of(attention_mask: Any) -> PrefixTree | None:
+    """Return the tree that a mask from `tree_masks` is of, or None for any other mask."""
+    mask = next(iter(attention_mask.values())) if isinstance(attention_mask, dict) else attention_mask
+    return getattr(mask, "prefix_tree", None)
+
+
+def register_tree_attention() -> None:
+    """Have transformers' attention functions compute a tree by its runs. Other masks are left to them.
+
+    It holds for all models of this process. A second call changes nothing.
+    """
+    functions = AttentionInterface()
+    sdpa = functions["sdpa"]
+    if isinstance(sdpa, partial) and sdpa.func is _attend:
+        return
+    # Not under a name of its own: the backward pass with gradient checkpointing looks the function up again.
+    for name in ("sdpa", *(name for name in _FLASH if name in functions)):
+        AttentionInterface.register(name, partial(_attend, functions[name], sdpa))
+
+
+def _attend(
+    original: Any,
+    sdpa: Any,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    tree = tree_of(attention_mask)
+    if tree is None:
+        return original(module, query, key, value, attention_mask, *args, **kwargs)
+    outputs = []
+    masks: Any = getattr(attention_mask, "by_run")  # noqa: B009  # tensors declare no attributes
+    for run, mask in zip(tree.runs, masks, strict=True):
+        seen = (states.index_select(2, run.path) for states in (key, value))
+        outputs.append(sdpa(module, query[:, :, run.start : run.stop], *seen, mask, *args, **kwargs)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+def _kinds(config: Any) -> list[str]:
+    """Return the kinds of a model's layers.
+
+    Raises:
+        ModelError: If one of them is not known here.
+    """
+    listed = getattr(config, "layer_types", None)
+    has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    kinds = sorted(set(listed or ["sliding_attention" if has_window else "full_attention"]))
+    if unknown := [kind for kind in kinds if kind not in _KINDS]:
+        raise ModelError(f"its layers of kind {', '.join(unknown)} read rows token by token, or only whole rows")
+    windows = [
+        name
+        for name, value in vars(config).items()
+        if "window" in name and value and name.lstrip("_") not in _KNOWN_WINDOWS
+    ]
+    if windows:
+        raise ModelError(f"its {windows[0]} counts columns, which are not positions in a tree")
+    return kinds
+
+
+def _mask(tree: PrefixTree, kind: str, config: Any, dtype: torch.dtype) -> torch.Tensor:
+    limit, device = getattr(config, _KINDS[kind], None) if _KINDS[kind] else None, tree.ids_N.device
+    seen = torch.zeros(1, 1, len(tree), len(tree), dtype=torch.bool, device=device)
+    by_run: list[torch.Tensor | None] = []
+    for run in tree.runs:
+        end = len(run.path)
+        own = torch.arange(end - run.stop + run.start, end, device=device)[:, None]
+        before = torch.arange(end, device=device)
+        mask = before <= own
+        if limit is not None:
+            mask &= before > own - limit if kind == "sliding_attention" else before // limit == own // limit
+        seen[0, 0, run.start : run.stop, run.path] = mask
+        # Without a mask, SDPA takes its faster causal kernel.
+        is_causal = run.stop - run.start == end and (limit is None or end <= limit)
+        by_run.append(None if is_causal else mask[None, None])
+    if config._attn_implementation == "eager":
+        seen = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    vars(seen).update(prefix_tree=tree, by_run=tuple(by_run))
+    return seen
