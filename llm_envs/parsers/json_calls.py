@@ -262,6 +262,9 @@ def read_sole_json(text: str, position: int, closing: str, *, is_one: bool = Tru
     """
     data, end = scan_json(text, position, 1)
     calls = calls_from(data, text=text) if type(data) is list else [call_from(data, text=text)]
+    after = skip_space(text, end)
+    if type(data) is dict and text.startswith(closing, after):
+        return calls, after + len(closing)
     while (separator := _BETWEEN_OBJECTS.match(text, end)) is not None:
         data, end = scan_json(text, separator.end(), 1)
         calls.append(call_from(data, text=text))
