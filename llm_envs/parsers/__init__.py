@@ -12,6 +12,8 @@ and counted as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
 | form | result |
 |---|---|
 | `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
+| `Here is my thought process: ... Here is my response:` at the beginning (Granite 3) | thinking |
+| `<response>...</response>` around all content behind thinking (ERNIE, Granite 3.3) | the tags are dropped |
 | `...</think>` before any `<think>` | thinking whose opening tag is in the prompt |
 | `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
 | a complete call inside thinking | thinking, a quirk; a problem if the reply has nothing else |
@@ -19,6 +21,7 @@ and counted as `ParsedReply.quirks`; `QUIRKS` lists them. The rules:
 | a call in the format's form; several are several calls, in order | calls, taken out of the content |
 | text before, between or after calls in tags | content |
 | text after calls that have no closing tag (Mistral, Llama 3) | a problem |
+| text before calls without tags (Llama 3, Phi-4, pythonic) | all of it is content: it may quote a call |
 | markers of two formats in one reply | a problem |
 | a call without its closing tag, cut short, or with other text in its tags | a problem; a quirk if others are sound |
 | a closing tag without its opening one, which includes tags that cross | a problem |

@@ -41,6 +41,7 @@ from llm_envs.parsers.tag_calls import (
     read_invokes,
 )
 from llm_envs.parsers.tagged import (
+    RESPONSE,
     THINK,
     Block,
     ReplyGrammar,
@@ -112,7 +113,7 @@ _WHOLE_LIST = Whole("pythonic", re.compile(r"\[\s*[A-Za-z_]"), read_whole_list)
 _WHOLE_PHI = Whole("phi4", re.compile(r"functools\["), read_whole_phi)
 
 _ELEMENTS: dict[str, dict[str, Any]] = {
-    **{block.format: {"blocks": [block]} for block in _TOOL_CALL},
+    **{block.format: {"blocks": [block], "frame": RESPONSE} for block in _TOOL_CALL},
     "llama3_json": {"blocks": [_PYTHON_TAG_JSON, _LLAMA_4_JSON], "untagged": (_WHOLE_JSON,)},
     "llama3_python": {"blocks": [_PYTHON_TAG]},
     "pythonic": {"blocks": [_PYTHON_START], "untagged": (_WHOLE_LIST,)},
@@ -158,7 +159,9 @@ _ELEMENTS: dict[str, dict[str, Any]] = {
     "granite": {
         "blocks": [
             Block("granite", "<|tool_call|>", None, partial(read_json_list, closing="<|/tool_call|>", may_be_open=True))
-        ]
+        ],
+        "spoken": True,
+        "frame": RESPONSE,
     },
     "phi4": {"untagged": (_WHOLE_PHI,)},
     "nemotron": {"blocks": [_block("nemotron", "<TOOLCALL>", "</TOOLCALL>", read_json_list)]},
@@ -219,6 +222,8 @@ _AUTO = ReplyGrammar(
     wrappers=_COHERE_RESPONSE | _KIMI_RESPONSE,
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
     unread=_UNREAD,
+    spoken=True,
+    frame=RESPONSE,
 )
 THINKING_TAGS: Mapping[str, str] = MappingProxyType({p.opening: p.closing for p in _AUTO.thinking.values()})
 """The closing tag of thinking by the opening one, of all families."""
@@ -236,7 +241,7 @@ def parse_reply(text: str) -> ParsedReply:
     tags = text.count("<")
     if tags == 2 and "[T" not in text and "[/T" not in text:
         start, end = text.find("<answer>"), text.find("</answer>")
-        if 0 <= start < end and (start == 0 or not (text[0] in "{[" or text[0].isspace())):
+        if 0 <= start < end and (start == 0 or not (text[0] in "{[H" or text[0].isspace())):
             answer = text[start + 8 : end].strip()
             if answer:
                 return ParsedReply(None, text.strip(), (), answer, ())

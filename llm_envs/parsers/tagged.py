@@ -14,6 +14,7 @@ from llm_envs.types import ToolCall
 __all__ = [
     "THINK",
     "Block",
+    "RESPONSE",
     "ReplyGrammar",
     "Thinking",
     "Whole",
@@ -65,8 +66,12 @@ class Whole(NamedTuple):
 
 
 _BETWEEN_CALLS = re.compile(r"[\s;]*")
+_THINKING_WORDS = ("think", "THINK")
 
 THINK = Thinking("<think>", "</think>", None)
+RESPONSE = ("<response>", "</response>")
+_SPOKEN = Thinking("Here is my thought process:", "Here is my response:", None)
+_SPOKEN_THOUGHT = re.compile(r"Here(?: is|'s) my thought process:(.*?)Here(?: is|'s) my response:", re.DOTALL)
 
 
 class ReplyGrammar:
@@ -81,6 +86,8 @@ class ReplyGrammar:
         unread: Beginnings of calls that this grammar does not read -> their format.
         answer_tag: Name of the tag of the final answer; None: replies have no answer.
         calls_in_thinking: Whether complete calls inside thinking are calls of the reply.
+        spoken: Whether thinking may be introduced by a sentence instead of tags (Granite 3).
+        frame: Tags that may surround all content behind thinking (ERNIE, Granite 3.3); they are not content.
     """
 
     def __init__(
@@ -94,8 +101,10 @@ class ReplyGrammar:
         unread: Mapping[str, str] | None = None,
         answer_tag: str | None = "answer",
         calls_in_thinking: bool = False,
+        spoken: bool = False,
+        frame: tuple[str, str] | None = None,
     ) -> None:
-        self.calls_in_thinking = calls_in_thinking
+        self.calls_in_thinking, self.spoken, self.frame = calls_in_thinking, spoken, frame
         self.thinking = {pair.opening: pair for pair in thinking}
         self.blocks: dict[str, list[Block]] = {}
         for block in blocks:
@@ -124,8 +133,11 @@ class ReplyGrammar:
         }
         self.tags = any_of(tags | set(self.openings.values()))
         self.block_tags = any_of(self.blocks)
-        self.thinking_ends = tuple(pair.closing for pair in thinking)
-        self.thinking_tags = any_of([*self.thinking, *self.thinking_ends])
+        ends = [pair.closing for pair in thinking]
+        self.thinking_tags = any_of([*self.thinking, *ends])
+        words = [next((word for word in _THINKING_WORDS if word in end), end) for end in ends]
+        self.thinking_words = tuple(dict.fromkeys(words))
+        """A text without these has no closing tag of thinking; they are few, because every reply is searched for them."""
 
 
 def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Pattern[str]:
@@ -162,7 +174,7 @@ def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
     """Read a reply, or a part of one, into the draft: from left to right, block by block."""
     text = Document(reply)
     text.quirks = draft.quirks
-    position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
+    position = _read_first_thinking(text, grammar, draft)
     may_be_whole = is_blank = bool(grammar.untagged)
     while True:
         if may_be_whole and _read_whole(text, position, grammar, draft):
@@ -195,6 +207,15 @@ def read_tagged(reply: str, grammar: ReplyGrammar, draft: Draft) -> None:
     for opening, (_, closing) in grammar.wrappers.items():
         if draft.wrappers.get(opening, 0) > draft.wrappers.get(closing, 0):
             draft.complain(f"{opening} is not closed by {closing}")
+    if grammar.frame is not None and draft.thoughts:
+        _remove_frame(draft, *grammar.frame)
+
+
+def _remove_frame(draft: Draft, opening: str, closing: str) -> None:
+    """Remove a pair of tags around all content. Other tags of that name are the content's own."""
+    content = "".join(draft.content).strip()
+    if content.startswith(opening) and content.endswith(closing) and content.count(opening) == 1:
+        draft.content = [content[len(opening) : -len(closing)]]
 
 
 def calls_in(text: str, grammar: ReplyGrammar) -> Iterator[ToolCall]:
@@ -213,12 +234,15 @@ def calls_in(text: str, grammar: ReplyGrammar) -> Iterator[ToolCall]:
         yield from calls
 
 
-def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: Draft) -> int:
-    """If the first thinking tag is a closing one, read the text before it as thinking.
+def _read_first_thinking(text: str, grammar: ReplyGrammar, draft: Draft) -> int:
+    """Read thinking that a sentence introduces, or that begins in the prompt: the first thinking tag is a closing one.
 
     The exception is a tag inside a valid call that begins the reply, or is all of it.
     """
-    if not any(map(text.__contains__, grammar.thinking_ends)):
+    if grammar.spoken and text.startswith("Here") and (spoken := _SPOKEN_THOUGHT.match(text)) is not None:
+        _add_thought(spoken[1], grammar, draft, _SPOKEN)
+        return spoken.end()
+    if not any(map(text.__contains__, grammar.thinking_words)):
         return 0
     closing = grammar.thinking_tags.search(text)
     if closing is None or closing.group() in grammar.thinking:

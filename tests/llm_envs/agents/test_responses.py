@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from llm_envs.agents import Endpoint, PolicyServer
-from llm_envs.parsers import format_tool_call
+from llm_envs.parsers import FORMATTERS, format_tool_call
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
-from llm_envs.types import FinishReason, Sampled, SamplingParams, Trajectory, validate_batch
+from llm_envs.types import FinishReason, Sampled, SamplingParams, ToolCall, Trajectory, validate_batch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -304,3 +304,74 @@ def test_both_forms_of_the_token_and_the_address_for_anthropic() -> None:
 
     asyncio.run(main())
     assert Endpoint("http://h/v1", "key").anthropic_url == "http://h"
+
+
+LONG = "Zürich: \"a\", {b}\n" * 4
+SEVERAL = {
+    "hermes": "\n".join(format_tool_call("multiply", note=note) for note in ("1", LONG, "1")),
+    "mistral": "[TOOL_CALLS]"
+    + json.dumps([{"name": "multiply", "arguments": {"note": n}, "id": "abcdefghi"} for n in ("1", LONG, "1")]),
+    "kimi_k2": FORMATTERS["kimi_k2"]([ToolCall("multiply", {"note": note}) for note in ("1", LONG, "1")]),
+}
+"""Replies with three calls, of which two are the same: without ids, with one id thrice, with ids of its own."""
+
+
+def pieced_chat(response: httpx.Response) -> list[tuple[str, str, str]]:
+    """Put the calls of a streamed chat completion together as clients do: by index, arguments joined."""
+    calls: dict[int, list[str]] = {}
+    for line in response.text.split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for piece in json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("tool_calls", ()):
+            call = calls.setdefault(piece["index"], [piece["id"], piece["function"]["name"], ""])
+            call[2] += piece["function"]["arguments"]
+    assert list(calls) == list(range(len(calls)))
+    return [(id_, name, arguments) for id_, name, arguments in calls.values()]
+
+
+def pieced_response(response: httpx.Response) -> list[tuple[str, str, str]]:
+    calls: dict[str, list[str]] = {}
+    for event in events_of(response):
+        if event["type"] == "response.output_item.added":
+            calls[event["item"]["id"]] = [event["item"]["call_id"], event["item"]["name"], ""]
+        elif event["type"] == "response.function_call_arguments.delta":
+            calls[event["item_id"]][2] += event["delta"]
+    return [(id_, name, arguments) for id_, name, arguments in calls.values()]
+
+
+def pieced_message(response: httpx.Response) -> list[tuple[str, str, str]]:
+    calls: dict[int, list[str]] = {}
+    for event in events_of(response):
+        if event["type"] == "content_block_start":
+            calls[event["index"]] = [event["content_block"]["id"], event["content_block"]["name"], ""]
+        elif event["type"] == "content_block_delta":
+            calls[event["index"]][2] += event["delta"]["partial_json"]
+    return [(id_, name, arguments) for id_, name, arguments in calls.values()]
+
+
+@pytest.mark.parametrize("written", SEVERAL)
+@pytest.mark.parametrize(
+    ("path", "body", "pieced"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hi."}], "tools": CHAT_TOOLS}, pieced_chat),
+        ("responses", {"input": "Hi.", "tools": RESPONSE_TOOLS}, pieced_response),
+        ("messages", {"messages": [{"role": "user", "content": "Hi."}], "tools": MESSAGE_TOOLS}, pieced_message),
+    ],
+    ids=["chat", "responses", "messages"],
+)
+def test_several_calls_keep_ids_order_and_arguments_in_a_stream(
+    path: str, body: Body, pieced: Callable[[httpx.Response], list[tuple[str, str, str]]], written: str
+) -> None:
+    """Two turns: every id is unique in the conversation, whatever ids the model writes."""
+    ids: list[str] = []
+
+    async def play(ask: Ask) -> None:
+        for _ in range(2):
+            found = pieced(await ask(path, {**body, "stream": True}))
+            assert [(name, json.loads(arguments)) for _, name, arguments in found] == [
+                ("multiply", {"note": note}) for note in ("1", LONG, "1")
+            ]
+            ids.extend(id_ for id_, _, _ in found)
+
+    serve(play, HashingTokenPolicy(CODEC, [SEVERAL[written]]))
+    assert len(set(ids)) == len(ids) == 6
