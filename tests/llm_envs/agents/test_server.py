@@ -15,11 +15,11 @@ import pytest
 from llm_envs.agents import PolicyServer
 from llm_envs.agents.session import MAX_REFUSALS
 from llm_envs.errors import BridgeError, InvalidConfigError
-from llm_envs.parsers import FORMATTERS, format_tool_call
+from llm_envs.parsers import format_tool_call
 from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import RolloutLimits
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, with_failures
-from llm_envs.types import Message, SamplingParams, StopReason, ToolCall, Trajectory, validate_batch
+from llm_envs.types import Message, SamplingParams, StopReason, Trajectory, validate_batch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -113,7 +113,10 @@ class TestRows:
         prompt = CODEC.encode_prompt([Message("user", ASK["content"])], TOOLS)
         said = [CODEC.encode_reply(text).tolist() for text in (CALL, answer)]
         assert row.ids.tolist() == [*prompt.tolist(), *said[0], TOOL_TOKEN, *b"12", 256, 259, *said[1]]
-        assert row.spans == ((len(prompt), len(prompt) + len(said[0])), (len(row.ids) - len(said[1]), len(row.ids)))
+        assert row.spans == (
+            (len(prompt), len(prompt) + len(said[0])),
+            (len(row.ids) - len(said[1]), len(row.ids)),
+        )
         assert (row.logps[row.mask] < 0).all()
         assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
         assert [turn.reward for turn in trajectory.turns] == [0.0, 1.0]
@@ -335,40 +338,6 @@ class TestSampling:
             assert sum("content" in d for d in deltas) > 3
 
         played(play, HashingTokenPolicy(CODEC, [text]))
-
-    @pytest.mark.parametrize("form", ["hermes", "kimi_k2", "mistral", "granite"])
-    def test_several_calls_of_a_stream_keep_their_order_ids_and_arguments(self, form: str) -> None:
-        """Pieced together by index as clients do; results by those ids continue the row."""
-        calls = [
-            ToolCall("multiply", {"a": 3, "text": 'é "\n' * 9}),
-            ToolCall("multiply", {"a": 5}),
-            ToolCall("add", {}),
-        ]
-
-        async def play(caller: Caller) -> None:
-            response = await caller.post({"messages": [ASK], "tools": TOOLS, "stream": True})
-            lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line][:-1]
-            pieces = [p for line in lines for p in json.loads(line)["choices"][0]["delta"].get("tool_calls", ())]
-            joined: dict[int, Body] = {}
-            for piece in pieces:
-                call = joined.setdefault(piece["index"], {"id": "", "name": "", "arguments": ""})
-                call["id"] += piece.get("id", "")
-                call["name"] += piece["function"].get("name", "")
-                call["arguments"] += piece["function"].get("arguments", "")
-            assert list(joined) == [0, 1, 2]
-            assert [(c["name"], json.loads(c["arguments"])) for c in joined.values()] == [
-                (call.name, call.arguments) for call in calls
-            ]
-            ids = [call.pop("id") for call in joined.values()]
-            assert len(set(ids)) == 3 and all(ids)
-            sent = [{"id": id_, "type": "function", "function": c} for id_, c in zip(ids, joined.values(), strict=True)]
-            history = [ASK, {"role": "assistant", "content": None, "tool_calls": sent}]
-            results = [{"role": "tool", "tool_call_id": id_, "content": "1"} for id_ in ids]
-            await caller.ask([*history, *results], tools=TOOLS)
-
-        assert [len(row.spans) for row in played(play, HashingTokenPolicy(CODEC, [FORMATTERS[form](calls)])).rows] == [
-            2
-        ]
 
     def test_a_broken_call_comes_back_as_it_was_written(self) -> None:
         broken = '<tool_call>{"name": "multiply", "arguments": </tool_call>'
