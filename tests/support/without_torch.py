@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python -m pytest -p without_torch tests/llm_envs
 
-A test needs a package if its failure, or that of its file's import, says that the package or its extra is missing.
+A test needs a package if it, or the import of its file, fails with the name of the package or its extra.
 """
 
 from __future__ import annotations

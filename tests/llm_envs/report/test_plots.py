@@ -22,8 +22,13 @@ def test_running_mean_is_bias_corrected() -> None:
 
 def test_it_writes_a_picture_with_a_panel_for_each_metric(tmp_path: Path) -> None:
     path = plot_training_curves(RECORDS, tmp_path / "new" / "curves.svg", title="A run")
-    assert path.read_text().count('id="axes_') == 2
-    assert plot_training_curves(RECORDS, tmp_path / "c.svg", keys=["reward"]).read_text().count('id="axes_') == 1
+    assert path.read_text(encoding="utf-8").count('id="axes_') == 2
+    assert (
+        plot_training_curves(RECORDS, tmp_path / "c.svg", keys=["reward"])
+        .read_text(encoding="utf-8")
+        .count('id="axes_')
+        == 1
+    )
     assert plot_training_curves(RECORDS, tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 

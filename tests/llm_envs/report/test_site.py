@@ -214,7 +214,7 @@ def test_what_is_no_report_is_not_replaced(tmp_path: Path) -> None:
         write_report([run], tmp_path / "mine.html")
     write_report([run], tmp_path / "a.html", title="first")
     write_report([run], tmp_path / "a.html", title="second")
-    assert "<title>second</title>" in (tmp_path / "a.html").read_text()
+    assert "<title>second</title>" in (tmp_path / "a.html").read_text(encoding="utf-8")
     with pytest.raises(InvalidConfigError, match=r"cannot be written: .*mine\.html is a file and no folder"):
         write_report([run], tmp_path / "mine.html" / "a.html")
     with pytest.raises(InvalidConfigError, match="is a folder"):
