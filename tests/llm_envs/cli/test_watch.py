@@ -30,7 +30,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     finally:
         process.terminate()  # as Ctrl-C does
         rest, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "the runs go on" in rest
+    assert process.returncode == 0 and "the runs continue" in rest
 
 
 @pytest.mark.parametrize("wrong", [["--port", "70000"], ["--tokenizer", "nowhere"]])
