@@ -38,7 +38,7 @@ class Certificate:
     env: str
     findings: tuple[Finding, ...]
     examined: Mapping[str, Any] = field(default_factory=dict)
-    """What was examined, as JSON types: `levels`, `splits`, `arguments`, `problems` (each played once), `versions`."""
+    """The subject of the checks, as JSON types: `levels`, `splits`, `arguments`, `problems`, `versions`."""
 
     @property
     def passed(self) -> bool:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     paths = [local_path(path, "a run to watch") for path in arguments.runs]
     if arguments.tokenizer is not None and not Path(arguments.tokenizer).is_dir():
-        raise InvalidConfigError(f"--tokenizer {arguments.tokenizer}: there is no such folder.")
+        raise InvalidConfigError(f"--tokenizer {arguments.tokenizer}: the folder does not exist.")
     feed = Feed(paths, tokenizer=arguments.tokenizer, title=arguments.title)
     with LiveServer(feed, arguments.port) as server:
         for path in paths:
@@ -49,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
                 print(visible_text(f"note: {path} does not exist yet: it is shown when it does"), flush=True)
         print(f"{server.url} follows the runs; Ctrl-C ends it, and not them", flush=True)
         if arguments.open and not _opened(server.url):
-            print("note: no browser was found for --open", flush=True)
+            print("note: --open found no browser", flush=True)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            print("ended; the runs go on")
+            print("ended; the runs continue")
     return 0
 
 

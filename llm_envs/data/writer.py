@@ -320,7 +320,7 @@ def read_run(path: str | Path) -> StoredRun:
 def read_trajectories(path: str | Path) -> list[Trajectory]:
     """Read the trajectories of a folder, or of one of its `.jsonl` or `.parquet` files, in the order of finishing.
 
-    Of a trainer's `output_dir`, those of all its processes, one process after the other.
+    From a trainer's `output_dir` it reads all processes, one after the other.
 
     A torn last line is skipped with a warning. An errored trajectory that was replayed later is skipped silently.
 

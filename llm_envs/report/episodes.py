@@ -65,7 +65,7 @@ def table_line(
         run: Number of its run.
         part: Number of its folder in the run.
         names: Gets its texts.
-        learned: What a training learned from it (`report.learned`), if anything.
+        learned: Its rewards in a training (`report.learned`), if any.
     """
     settings = json.dumps(dict(trajectory.env_kwargs), sort_keys=True, ensure_ascii=False, default=str)
     seed = trajectory.seed if abs(trajectory.seed) < EXACT else str(trajectory.seed)
@@ -93,8 +93,8 @@ def table_line(
 
 
 def _parts(trajectory: Trajectory, names: Names, learned: Mapping[str, Any] | None) -> list[Any]:
-    """Return [number of a name, value, ...]: what the task paid by component, and what a training learned from."""
-    values = [(f"paid: {name}", value) for name, value in trajectory.components.items()]
+    """Return [number of a name, value, ...]: components of the task, and rewards of the training."""
+    values = [(f"task: {name}", value) for name, value in trajectory.components.items()]
     if learned is not None:
         values += [(f"learned: {name}", value) for name, value in learned["columns"].items()]
         values.append(("advantage", learned["advantage"]))

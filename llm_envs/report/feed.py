@@ -1,7 +1,7 @@
-"""What a live page of runs shows, read little by little from their folders, and given out by offset.
+"""The data of a live page: read from the folders of runs in small steps, and served by offset.
 
-1. Rows, points and names only grow, and a page says how many of each it has; so every answer is an addition.
-2. An answer has at most `MAX_ROWS` rows and `MAX_POINTS` points; the page asks again at once if `more` is true.
+1. Rows, points and names only grow, and a page sends how many of each it has; so every answer is an addition.
+2. An answer has at most `MAX_ROWS` rows and `MAX_POINTS` points; the page asks again without a pause if `more` is true.
 3. `id` is new whenever the numbers of before mean something else: then a page forgets all, and asks from the start.
 4. All texts are made visible (`visible_text`), and the page makes no markup of them.
 """
@@ -201,7 +201,7 @@ class Feed:
         return run_block(self._runs[number].run, number) | {"curves": {}}
 
     def episodes(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return the details of some rows, the texts that they share, and those of their tokens.
+        """Return the details of some rows, the texts that they share, and the texts of their tokens.
 
         Keys: `details` row -> its details, or null if it is no longer there; `shared` kind -> {number: text}; `tokens`
         run -> {id: text}.

@@ -2,7 +2,7 @@
 
 1. Every stored episode is read once, in the order of finishing, through compacting and a resumed run.
 2. A torn last line is left until it is complete.
-3. A folder that was made again raises `Restarted`: its reader begins again.
+3. A folder that was made again raises `Restarted`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Point = tuple[str, float, float]
 
 
 class Restarted(Exception):
-    """The files are not those of before: the run was begun again in this folder."""
+    """The files have been replaced: the run was begun again in this folder."""
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a training learned from each episode: its reward columns and advantage, from the records beside the episodes."""
+"""The reward columns and the advantage of each episode of a training, from its records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Learned:
             if record["kind"] != "generation":
                 return
             columns, advantages = record["columns"], record.get("advantages")
-            # A fork's rows come behind those of the episodes.
+            # The rows of forks come last.
             is_by_episode = isinstance(advantages, list) and len(advantages) == len(record["episodes"])
             for place, (group, member) in enumerate(record["episodes"]):
                 values = {str(name): _number(column[place]) for name, column in columns.items()}

@@ -30,7 +30,7 @@ __all__ = ["LiveRun", "live_runs"]
 SILENT_S = 30.0
 """A running process writes its live file every second; one on a busy machine may be late."""
 WINDOW_S = 60.0
-"""Throughput is that of the last minute."""
+"""Throughput is measured over the last minute."""
 N_NEWEST = 100
 """Episodes that the share of failures is of."""
 FAILING = 0.2

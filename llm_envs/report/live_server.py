@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = [part for part in asked.get("of", "").split(",") if part.isascii() and part.isdecimal()]
             self._send_json(self.feed.episodes([int(part) for part in wanted[:MAX_AT_ONCE] if len(part) < 12]))
         else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"There is no such page.\n")
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"This address is unknown.\n")
 
     def _is_of_another_site(self) -> bool:
         return self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")

@@ -1,4 +1,4 @@
-"""Why an episode earned nothing, in a line, and the answer that its problem expected, as far as its record says."""
+"""Why an episode earned nothing, in a line, and the answer that its problem expected, if its record has it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def token_decoder(source: str | Path) -> Callable[[int], str]:
         source: Folder of the tokenizer.
 
     Raises:
-        ModelError: If there is none.
+        ModelError: If the folder has no tokenizer.
         MissingExtraError: If transformers is not installed.
     """
     with extra_needed("token texts need transformers: pip install 'llm-envs[train]'."):

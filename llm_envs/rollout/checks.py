@@ -67,7 +67,7 @@ MAX_EXPECTED = 300
 
 
 def note_expected(info: Mapping[str, Any], metadata: dict[str, Any]) -> None:
-    """Keep the answer that an environment expected, if its last step's info says it: for people, never for a model."""
+    """Keep the answer that an environment expected, if its last step's info has it: for people, never for a model."""
     if isinstance(expected := info.get("expected"), str):
         metadata["expected"] = expected[:MAX_EXPECTED]
 

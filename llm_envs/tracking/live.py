@@ -1,4 +1,4 @@
-"""What a run does now: `live-0.json` in its folder, a small file that is replaced every second, one for each process.
+"""The state of a run: `live-0.json` in its folder, a small file that is replaced every second, one for each process.
 
 `llm-envs watch` reads it. All else about a run is in its episodes and metrics.
 """

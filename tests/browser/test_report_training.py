@@ -53,7 +53,7 @@ def test_rewards_by_part_are_columns(chromium: Chromium, training: Path) -> None
     chromium.open(training, hash="#episodes")
     chromium.click("#parts")
     assert chromium.texts("#table thead th")[-4:] == [
-        "paid: correct", "learned: answer", "learned: format", "advantage",
+        "task: correct", "learned: answer", "learned: format", "advantage",
     ]  # fmt: skip
     chromium.click("[data-sort=part-2]")
     assert chromium.rows() == [1, 3, 0, 2]

@@ -1,4 +1,4 @@
-"""What `llm-envs watch` reads of a running training: `metrics.jsonl`, and the live file of each process."""
+"""Files that `llm-envs watch` reads of a running training: `metrics.jsonl`, and the live file of each process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState
 
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.live import collector_facts, live_file
@@ -46,7 +46,7 @@ class MetricsFile(TrainerCallback):
 
 
 @contextmanager
-def shown_live(trainer: Any) -> Iterator[None]:
+def shown_live(trainer: Trainer) -> Iterator[None]:
     """Write a training's metrics and live file while the block lasts.
 
     Args:
@@ -59,7 +59,7 @@ def shown_live(trainer: Any) -> Iterator[None]:
 
     def facts() -> dict[str, Any]:
         state, player = trainer.state, getattr(trainer, "_player", None)
-        played = {} if player is None else collector_facts(player.collector.stats)
+        played: dict[str, Any] = {} if player is None else collector_facts(player.collector.stats)
         waited = {} if player is None else {"waited_s": player.time_shares.waited_s}
         return {"kind": "training", "step": state.global_step, "steps": state.max_steps} | played | waited
 

@@ -64,7 +64,7 @@ def without_none(card: str, base: str | None, folder: str) -> str:
 
     Args:
         card: TRL's text.
-        base: What the trained model was loaded from; only the last part of its path is written.
+        base: Source of the trained model; only the last part of its path is written.
         folder: The folder of the trained model; likewise.
     """
     named = f"`{Path(base).name}`, a model of a folder" if base else "a new model"

@@ -1,4 +1,4 @@
-"""What a live page is told: by offset, in bounded answers, with the names that its rows need."""
+"""The answers to a live page: by offset, in bounded answers, with the names that its rows need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run does now, and its alarms."""
+"""The state of a run, and its alarms."""
 
 from __future__ import annotations
 

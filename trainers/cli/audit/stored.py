@@ -147,15 +147,14 @@ def _models(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _read_metrics(root: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Return the file of the metrics and its entries: the quick start's, or those in the latest trainer's state."""
-    path = root / "metrics.jsonl"
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return path.name, [json.loads(line) for line in lines]
+    """Return the file of the metrics and its entries: the latest trainer's state, else `metrics.jsonl`."""
     states = [*root.glob("trainer_state.json"), *root.glob("checkpoint-*/trainer_state.json")]
     latest: tuple[int, str | None, list[Mapping[str, Any]]] = (-1, None, [])
     for path in states:
         state = json.loads(read_text(path))
         if state["global_step"] > latest[0]:
             latest = (state["global_step"], str(path.relative_to(root)), state["log_history"])
+    path = root / "metrics.jsonl"
+    if latest[1] is None and path.is_file():
+        return path.name, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return latest[1], latest[2]
