@@ -1,0 +1,89 @@
+"""The tools in an environment: they keep one shell for each episode, and tell their limits."""
+
+import gymnasium as gym
+import pytest
+from shells import make_shell
+
+from llm_envs import check_task
+from llm_envs.env.tool import ToolEnv
+from llm_envs.parsers import format_tool_call
+from llm_envs.shell import ShellLimits, ShellTools
+from llm_envs.registration import register_task
+
+
+class WriteFile(ToolEnv):
+    """Write a number into a file.
+
+    The file is /workspace/answer.
+    """
+
+    def make_tools(self):
+        self.machine = ShellTools(limits=ShellLimits(timeout_s=30.0, output_characters=2_000))
+        return self.machine
+
+    def generate(self, difficulty):
+        return {"number": int(self.np_random.integers(100))}
+
+    def prompt(self, problem):
+        return f"Write {problem['number']} into /workspace/answer, then answer done."
+
+    def is_correct(self, answer):
+        done = self.machine.shell.run("cat /workspace/answer")
+        return done.exit_code == 0 and done.output == str(self.problem["number"])
+
+    def next_action(self):
+        if self.turn == 0:
+            return format_tool_call("bash", command=f"echo {self.problem['number']} > answer; cat answer")
+        return "<answer>done</answer>"
+
+
+@pytest.fixture(autouse=True)
+def works():
+    with make_shell():
+        pass
+
+
+def test_the_tools_work_on_one_shell_and_forget_it():
+    tools = ShellTools(limits=ShellLimits(timeout_s=30.0))
+    tools.reset({}, None)
+    try:
+        assert tools.bash("x=1; mkdir a; cd a; (exit 3)") == "[exit code 3]"
+        assert tools.bash("true") == "(no output)"
+        assert tools.edit("f.py", "", "a = 1\nb = 2\n") == "(done)"
+        assert tools.edit("/workspace/a/f.py", "b = 2", "b = 3") == "(done)"
+        assert tools.read("f.py") == "1\ta = 1\n2\tb = 3"
+        assert tools.read("f.py", 2) == "2\tb = 3\n[2 lines in all]"
+        for arguments in (("f.py", "c", "d"), ("f.py", "=", ":"), ("f.py", "", "x")):
+            with pytest.raises(ValueError, match="f.py"):
+                tools.edit(*arguments)
+        tools.reset({}, None)
+        assert tools.bash("echo [$x]; ls -A; pwd") == "[]\n/workspace"
+    finally:
+        tools.close()
+
+
+def test_the_description_tells_the_limits():
+    bash = ShellTools(limits=ShellLimits(timeout_s=7.0, memory_bytes=64 << 20, processes=9)).tools()[0]
+    assert all(
+        word in bash.description for word in ("7 seconds", "64 MiB of memory", "9 processes", "256 MiB of files")
+    )
+
+
+@pytest.mark.slow
+def test_an_environment_with_the_tools_keeps_the_contract():
+    register_task("check/WriteFile-v0", WriteFile)
+    try:
+        report = check_task("check/WriteFile-v0", raise_on_failure=False)
+        assert report.passed, str(report)
+    finally:
+        gym.registry.pop("check/WriteFile-v0")
+
+
+def test_a_replay_gets_the_same_answers():
+    said = []
+    for _ in range(2):
+        env = WriteFile()
+        env.reset(seed=3)
+        said.append([env.step(format_tool_call("bash", command="echo $RANDOM; ls -la; id"))[0], env.step(env.oracle())])
+        env.close()
+    assert said[0][0] == said[1][0]
