@@ -60,7 +60,6 @@ HOLDS: dict[str, dict[str, str]] = {
     "namespaces": _SAME,
     "bubblewrap": _SAME
     | {
-        "processes": f"rlimit, unless root starts it with a Python that others cannot read; {_WATCHED}",
         "disk": "three file systems in memory, each of that size; any number of files",
     },
     "process": {
@@ -97,8 +96,12 @@ class ConfinedRuntime:
         self.holds: Mapping[str, str] = HOLDS[isolation]
         self.home, self.folders = HOME, (HOME, "/tmp", "/dev/shm")
         self._endpoint = endpoint
-        base = [] if sys.base_prefix in ("/", "/usr") or sys.base_prefix.startswith("/usr/") else [sys.base_prefix]
+        self._python = os.path.realpath(sys.executable)
+        if isolation == "bubblewrap" and os.geteuid() == 0 and not _is_open_to_all(self._python):
+            self._python = "/usr/bin/python3"  # bwrap runs as another user then
+        base = [] if self._python.startswith("/usr/") else [sys.base_prefix]
         self._visible = [*base, *folders]
+        self._path = [*(os.path.join(folder, "bin") for folder in base), "/usr/local/bin", "/usr/bin", "/bin"]
         self._owner = os.getpid()
         self._end: Any = None
 
@@ -129,14 +132,12 @@ class ConfinedRuntime:
         """Start a program."""
         ends = [*os.pipe(), *os.pipe(), *os.pipe()]
         stdin, our_stdin, our_stdout, stdout, our_end, end = ends
-        python = os.path.join(sys.base_prefix, "bin")
-        path = [*([python] if self._visible[:1] == [sys.base_prefix] else []), "/usr/local/bin", "/usr/bin", "/bin"]
         fixed = {"HOME": self.home, "USER": "agent", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "TZ": "UTC"}
         order = {
             "do": "start",
             "argv": list(argv),
             "cwd": folder,
-            "env": {**fixed, "GIT_PAGER": "cat", "PATH": ":".join(path), **variables},
+            "env": {**fixed, "GIT_PAGER": "cat", "PATH": ":".join(self._path), **variables},
         }
         try:
             socket.send_fds(self._control, [json.dumps(order).encode()], [stdin, stdout, end])
@@ -214,7 +215,7 @@ class ConfinedRuntime:
 
     def _popen(self, control: socket.socket) -> subprocess.Popen[bytes]:
         """Start the supervisor, in bubblewrap if that is asked for."""
-        python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
+        python = [self._python, "-I", "-S", "-B"]
         options: dict[str, Any] = {"cwd": "/", "env": {"PATH": os.defpath}, "start_new_session": True}
         options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if self.isolation != "bubblewrap":
@@ -223,8 +224,7 @@ class ConfinedRuntime:
         sources = [os.open(path, os.O_RDONLY) for path in (_KERNEL, _SUPERVISOR)]
         try:
             given = self._bubblewrap(sources)
-            if os.geteuid() == 0 and _is_open_to_all(python[0]):
-                # The kernel does not count root's processes, so bwrap runs as another user where that one can.
+            if os.geteuid() == 0:  # root could write to /proc/sys, and the kernel does not count its processes
                 uid = _FIRST_UID + os.getpid() % 4_000
                 options |= {"user": uid, "group": uid, "extra_groups": []}
             command = [*given, *python, f"{_INSIDE}/{_SUPERVISOR.name}", str(control.fileno())]

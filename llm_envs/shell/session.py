@@ -65,6 +65,9 @@ _FILES_S = 60.0
 """Seconds that reading, writing, a snapshot and a restoration may take."""
 _WHERE = re.compile(rb"^/dev/fd/8: ", re.MULTILINE)
 _STOPPED = 124
+_MARKER = re.compile(rb"(\d{1,3}) (/.*)", re.DOTALL)
+"""Exit code and folder in a marker."""
+_LONGEST_MARKER = 5_000
 
 
 class ShellSession:
@@ -79,7 +82,7 @@ class ShellSession:
     def __init__(self, runtime: Runtime, limits: ShellLimits, seed: int) -> None:
         self.limits = limits
         self._runtime, self._seed = runtime, seed
-        self._folder = runtime.home
+        self._folder = ""
         self._worker: Program | None = None
         self._has_started = self._is_closed = False
 
@@ -94,7 +97,7 @@ class ShellSession:
             raise SandboxError("the shell is closed; open a new one.")
         if not self._has_started:
             self._runtime.start()
-            self._has_started = True
+            self._has_started, self._folder = True, self._runtime.home
             self._begin()
 
     def run(self, command: str, timeout_s: float | None = None) -> ShellResult:
@@ -269,11 +272,16 @@ class _Output:
             del self._pending[: -len(self._mark)]
             return
         end = self._pending.find(b"\0", place + 1)
-        if end >= 0:
-            _, code, folder = self._pending[place + 1 : end].split(b" ", 2)
-            self._keep(self._pending[:place])
-            self.is_complete, self.code, self.folder = True, int(code), os.fsdecode(bytes(folder))
-            self._pending.clear()
+        if end < 0 and len(self._pending) - place < _LONGEST_MARKER:
+            return
+        found = _MARKER.fullmatch(self._pending, place + len(self._mark), max(end, 0))
+        if found is None:  # a forgery, and no good one
+            self._keep(self._pending[: place + 1])
+            del self._pending[: place + 1]
+            return
+        self._keep(self._pending[:place])
+        self.is_complete, self.code, self.folder = True, int(found[1]), os.fsdecode(bytes(found[2]))
+        self._pending.clear()
 
     def text(self) -> str:
         """Return the text, cut in its middle."""

@@ -1,7 +1,7 @@
 """Attempts of a shell command to get out of its sandbox, or to use up the machine.
 
-Each prints `ESCAPED` where it has got what it wanted and can tell; in pieces, so that an error that quotes the command
-does not say so. What it cannot tell is looked at from outside. The words in capitals between `@` are put in by the test.
+Each prints `ESCAPED` where it has got what it wanted and can tell; in pieces, so that an error that quotes the
+command does not say so. What it cannot tell is looked at from outside. The test puts in the words between `@`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ ATTACKS: dict[str, dict[str, str]] = {
         "remount": "mount -o remount,rw / && echo ESC''APED",
         "chroot": "chroot /tmp && echo ESC''APED",
         "a device": "mknod /tmp/disk b 254 0 && head -c 10 /tmp/disk && echo ESC''APED",
-        "settings of the kernel": "for f in kernel/core_pattern vm/drop_caches; do echo 1 > /proc/sys/$f && echo ESC''APED; done",
+        "settings of the kernel": (
+            "for f in kernel/core_pattern vm/drop_caches; do echo 1 > /proc/sys/$f && echo ESC''APED; done"
+        ),
         "a setuid program": "cp /bin/bash b; chmod u+s b; ./b -p -c 'id -u' | grep -qx 0 && echo ESC''APED",
         "su and sudo": "su -c id; sudo -n id; (su -c id | grep uid=0) && echo ESC''APED",
     },
     "network": {
         "connect": "exec 5<>/dev/tcp/127.0.0.1/@PORT@ && echo ESC''APED",
-        "from Python": "python3 -c \"import socket; socket.create_connection(('127.0.0.1', @PORT@), 1); print('ESC'+'APED')\"",
+        "from Python": (
+            "python3 -c \"import socket; socket.create_connection(('127.0.0.1', @PORT@), 1); print('ESC'+'APED')\""
+        ),
         "a Unix socket": (
             "python3 -c \"import socket; s = socket.socket(socket.AF_UNIX); s.connect('@OUTSIDE@/socket'); "
             "print('ESC'+'APED')\""
@@ -43,7 +47,9 @@ ATTACKS: dict[str, dict[str, str]] = {
         "a raw socket": "python3 -c \"import socket; socket.socket(2, socket.SOCK_RAW, 1); print('ESC'+'APED')\"",
         "a packet socket": "python3 -c \"import socket; socket.socket(17, 3, 3); print('ESC'+'APED')\"",
         "the host of a virtual machine": "python3 -c \"import socket; socket.socket(40, 1); print('ESC'+'APED')\"",
-        "another interface": "ls /sys/class/net/eth0 && echo ESC''APED; grep -v -e lo: -e '|' /proc/net/dev && echo ESC''APED",
+        "another interface": (
+            "ls /sys/class/net/eth0 && echo ESC''APED; grep -v -e lo: -e '|' /proc/net/dev && echo ESC''APED"
+        ),
     },
     "processes": {
         "kill a bystander": "kill -9 @BYSTANDER@; kill -9 @HOST@",
@@ -77,7 +83,10 @@ ATTACKS: dict[str, dict[str, str]] = {
             "for i in 1 2 3 4 5 6 7 8; do head -c 4M /dev/zero > big$i; done; "
             "[ $(du -sm . | cut -f1) -gt 20 ] && echo ESC''APED; rm -f big*"
         ),
-        "shared memory": "head -c 100M /dev/zero > /dev/shm/x; [ $(stat -c %s /dev/shm/x) -gt 20000000 ] && echo ESC''APED; rm /dev/shm/x",
+        "shared memory": (
+            "head -c 100M /dev/zero > /dev/shm/x; [ $(stat -c %s /dev/shm/x) -gt 20000000 ] && echo ESC''APED; "
+            "rm /dev/shm/x"
+        ),
         "a flood": "yes",
         "an endless line": "cat /dev/zero",
         "a loop": "while :; do :; done",
