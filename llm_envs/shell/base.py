@@ -17,13 +17,13 @@ __all__ = ["HOME", "Shell", "ShellLimits", "ShellResult", "ShellSnapshot", "Shel
 HOME = "/workspace"
 """The folder in which a shell begins."""
 ShellStop = Literal["time", "output", "ended"]
-"""What ended a command: its time, a flood of output, or that it ended the shell itself (`exit`, a crash)."""
+"""The reason why a command ended: its time, a flood of output, or that it ended the shell itself (`exit`, a crash)."""
 _MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
 class ShellLimits:
-    """Resources of one shell. The guide's table says how each runtime holds them."""
+    """Resources of one shell. The guide has a table of how each runtime holds them."""
 
     timeout_s: float = 60.0
     """Longest time of one command, seconds, unless `run` gets another. Waiting for a processor does not count."""
@@ -69,12 +69,12 @@ class ShellResult:
     """The result of one command."""
 
     output: str
-    """What it wrote on standard output and standard error, cut in the middle, and our notes in brackets. Background
+    """The text from standard output and standard error, cut in the middle, and our notes in brackets. Background
     processes may write into it too."""
     exit_code: int
     """As in a shell; 124 if it was stopped."""
     stopped: ShellStop | None
-    """What ended it before its own end, or None."""
+    """The reason if it was stopped, or None."""
     state_lost: bool
     """Whether this began a new shell, without the variables of the old one. Files are kept."""
     seconds: float
@@ -113,7 +113,7 @@ class Shell(Protocol):
     def run(self, command: str, timeout_s: float | None = None) -> ShellResult:
         """Run a command in bash and return its result.
 
-        A command over its time is killed with all processes that it has started, and the shell goes on.
+        A command over its time is killed with all processes that it has started, and the shell stays.
 
         Args:
             command: Any number of lines, without null characters.

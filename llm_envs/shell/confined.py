@@ -52,9 +52,9 @@ _SAME = {
     "host files": "system folders and those given, read-only",
     "privileges": "an unprivileged user, no capabilities, a filter of system calls",
     "memory": "rlimit of each process; all together looked at every 0.1 s, the largest is killed",
-    "processes": f"rlimit of a user of its own; {_WATCHED}",
+    "processes": f"rlimit of its user; {_WATCHED}",
     "disk": "one file system in memory",
-    "end": "a process table of its own, killed by the kernel",
+    "end": "the kernel kills its process table",
 }
 HOLDS: dict[str, dict[str, str]] = {
     "namespaces": _SAME,
@@ -65,7 +65,7 @@ HOLDS: dict[str, dict[str, str]] = {
     "process": {
         "network": "not isolated",
         "host files": "not isolated",
-        "privileges": "those of this process",
+        "privileges": "the rights of this process",
         "memory": _SAME["memory"],
         "processes": _WATCHED,
         "disk": "rlimit of each file",
@@ -79,7 +79,7 @@ class ConfinedRuntime:
     """A sandbox with our supervisor.
 
     Args:
-        isolation: Who isolates: we, `bwrap`, or nobody.
+        isolation: Who isolates: our supervisor, `bwrap`, or none.
         limits: Of the shell.
         endpoint: Host and port that programs reach at 127.0.0.1 and the same port; None: nothing.
         folders: Folders of the host that are visible at the same place, read-only.
@@ -238,7 +238,7 @@ class ConfinedRuntime:
         """Return the command line up to the program."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            raise FileNotFoundError("there is no bwrap: install bubblewrap, or take runtime='namespaces'")
+            raise FileNotFoundError("bwrap was not found: install bubblewrap, or take runtime='namespaces'")
         given = [bwrap, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
         given += ["--as-pid-1", "--new-session", "--die-with-parent"]
         for folder in _SYSTEM:
@@ -278,7 +278,7 @@ class ConfinedRuntime:
 
     def _last_words(self) -> str:
         said = self._process.stderr.read().decode("utf-8", "replace").strip() if self._process.stderr else ""
-        return said[-500:] or "it ends at once"
+        return said[-500:] or "it ends immediately"
 
     def _complaint(self, why: str | None) -> str:
         return (

@@ -71,7 +71,7 @@ class Relay:
                 with self._lock:
                     self._open -= {inside, outside}
         except OSError:
-            pass  # nobody listens there, or it has been closed: the sandbox sees its connection end
+            pass  # the address refuses, or the relay has been closed: the sandbox sees its connection end
         finally:
             self._free.release()
 

@@ -1,4 +1,4 @@
-"""What a runtime does for a session: it starts programs in one sandbox, kills them, and ends with all that is in it."""
+"""The interface of a runtime to a session: programs in one sandbox, which ends with all that is in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Runtime(Protocol):
     home: str
     """The folder in which a shell begins."""
     folders: tuple[str, ...]
-    """The folders that can be written to, of which a snapshot consists."""
+    """The folders that can be written to. A snapshot holds them."""
 
     def start(self) -> None:
         """Start the sandbox, without a program in it.

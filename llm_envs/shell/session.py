@@ -4,7 +4,8 @@
    it writes a marker with the exit code, its folder, and a number that only it knows. A command could find that number,
    and would then only falsify its own output and exit code: no reward may rest on them.
 2. A command over its time is killed with all the processes that it has started, wherever they have gone; the worker is
-   interrupted by a signal and goes on. If it does not, or has ended (`exit`), a new one begins in the same folder.
+   interrupted by a signal and takes the next command. If it does not, or has ended (`exit`), a new one begins in the
+   same folder.
 3. Files are read and written by other programs in the same sandbox, as the same user: never from outside, where a
    link could lead to a file of the host.
 4. The output of a command is read as it comes and cut; a flood ends the command.
@@ -56,7 +57,7 @@ done
 declare -f
 alias -p
 """
-"""Our own variables and those of bash itself are left out."""
+"""Our own variables and bash's are left out."""
 _INTERRUPTS, _INTERRUPT_S = 10, 0.05
 """How often an overdue command is killed, and the seconds that the worker has after each for its marker."""
 _LONGEST = 10
@@ -224,7 +225,7 @@ class ShellSession:
                 return
 
     def _ask(self, command: str) -> str:
-        """Run a command of ours in the worker, and return its whole output."""
+        """Run a command of ours in the worker, and return its output."""
         assert self._worker is not None
         nonce = secrets.token_hex(16).encode()
         output = _Output(nonce, 1 << 20)
@@ -235,7 +236,7 @@ class ShellSession:
         return output.text()
 
     def _execute(self, argv: Sequence[str], given: bytes = b"") -> tuple[int, bytes]:
-        """Run a program beside the worker; return its exit code and its output, of at most `disk_bytes`."""
+        """Run another program than the worker; return its exit code and its output, of at most `disk_bytes`."""
         self.start()
         program = self._runtime.spawn(argv, self._folder, {})
         try:

@@ -1,12 +1,12 @@
 """The first process of a shell's sandbox. A script that uses only the standard library.
 
 It closes itself in (`isolation`: "namespaces"), or `bwrap` has done so before it starts. Then it obeys the host's
-orders, one JSON message each on a socket that keeps messages apart, with descriptors beside them:
+orders, one JSON message each on a socket that keeps messages apart, some with descriptors:
 
 - start a program without privileges, under the limits and the filter of system calls;
 - remember which processes there are, and kill the others; kill one; end.
 
-It reaps whatever is left behind, reports the exit of each program that it started through a pipe of its own, and looks
+It reaps whatever is left behind, reports the exit of each program that it started through a pipe, and looks
 at the number of processes and their memory while a command or a background process runs. When it ends, the kernel kills
 everything in its process table.
 """
@@ -172,7 +172,7 @@ class Supervisor:
         """Whether a command of the shell runs."""
 
     def serve(self) -> None:
-        """Obey until the host says so, or is gone."""
+        """Obey until the host ends it, or is gone."""
         waker, wakened = os.pipe()
         os.set_blocking(wakened, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -189,7 +189,7 @@ class Supervisor:
                 self.watch()
 
     def obey(self) -> bool:
-        """Obey one order; return whether to go on."""
+        """Obey one order; return whether it was another one than the last."""
         data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 4)
         order = json.loads(data) if data else {"do": "end"}
         if order["do"] == "start":
@@ -340,7 +340,7 @@ def enter_namespaces() -> int | None:
 
 
 def write_maps(process: str, users: str, groups: str, setgroups: str) -> None:
-    """Say which users and groups of the host those of a process's namespace are."""
+    """Map the users and groups of a process's namespace to the host's."""
     for name, text in (("setgroups", setgroups), ("uid_map", users), ("gid_map", groups)):
         with open(f"/proc/{process}/{name}", "w") as file:
             file.write(text)

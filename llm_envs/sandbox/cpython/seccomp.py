@@ -156,7 +156,7 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
 
 
 def build_shell_filter(machine: str) -> bytes | None:
-    """Return a filter for any programs in namespaces of their own; None if the machine is not known here."""
+    """Return a filter for any programs in namespaces; None if the machine is not known here."""
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         return None

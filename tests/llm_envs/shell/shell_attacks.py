@@ -1,7 +1,7 @@
 """Attempts of a shell command to get out of its sandbox, or to use up the machine.
 
 Each prints `ESCAPED` where it has got what it wanted and can tell; in pieces, so that an error that quotes the
-command does not say so. What it cannot tell is looked at from outside. The test puts in the words between `@`.
+command does not say so. The test looks at the rest from outside. It puts in the words between `@`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ ATTACKS: dict[str, dict[str, str]] = {
         "a forged end with nonsense": "printf '\\0%s x\\0' \"$__nonce\"",
         "another number": "__nonce=1",
         "null characters": "head -c 1000 /dev/zero; printf '\\0\\0\\0'",
-        "bytes that are no text": "head -c 3000 /dev/urandom",
+        "bytes that UTF-8 does not have": "head -c 3000 /dev/urandom",
     },
 }

@@ -1,4 +1,4 @@
-"""What a shell keeps, what ends a command, and that nothing is left."""
+"""A shell keeps its state, a command has limits, and nothing is left."""
 
 import os
 import socket
