@@ -94,7 +94,8 @@ class ConfinedRuntime:
     ) -> None:
         self.isolation, self.limits = isolation, limits
         self.holds: Mapping[str, str] = HOLDS[isolation]
-        self.home, self.folders = HOME, (HOME, "/tmp", "/dev/shm")
+        self.home = HOME
+        self.folders: tuple[str, ...] = (HOME, "/tmp", "/dev/shm")
         self._endpoint = endpoint
         self._python = os.path.realpath(sys.executable)
         if isolation == "bubblewrap" and os.geteuid() == 0 and not _is_open_to_all(self._python):

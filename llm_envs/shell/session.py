@@ -161,8 +161,8 @@ class ShellSession:
         self.start()
         self._end_worker()
         self._runtime.kill_all()
-        steps = ((["bash", "-c", _CLEAR, "clear", *self._runtime.folders], b""),)
-        steps += ((["tar", "-C", "/", "-xpf", "-"], snapshot.archive),)
+        steps = [(["bash", "-c", _CLEAR, "clear", *self._runtime.folders], b"")]
+        steps.append((["tar", "-C", "/", "-xpf", "-"], snapshot.archive))
         for argv, given in steps:
             code, said = self._execute(argv, given)
             if code > 1 or (code and argv[0] == "tar"):

@@ -29,7 +29,15 @@ from typing import Any
 
 HOME = "/workspace"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf")
+ETC: tuple[str, ...] = (
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+)
 ETC += ("protocols", "services", "ssl/certs", "terminfo")
 USER = 1000
 ACCOUNTS = {
@@ -177,13 +185,14 @@ class Supervisor:
         os.set_blocking(wakened, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+        control = self.control.fileno()
         while True:
             busy = self.is_running or len(self.processes()) > 1
-            readable, _, _ = select.select([self.control, waker], [], [], WATCH_S if busy else None)
+            readable, _, _ = select.select([control, waker], [], [], WATCH_S if busy else None)
             if waker in readable:
                 os.read(waker, 4096)
             self.reap()
-            if self.control in readable and not self.obey():
+            if control in readable and not self.obey():
                 return
             if busy:
                 self.watch()
@@ -191,7 +200,7 @@ class Supervisor:
     def obey(self) -> bool:
         """Obey one order; return whether it was another one than the last."""
         data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 4)
-        order = json.loads(data) if data else {"do": "end"}
+        order: dict[str, Any] = json.loads(data) if data else {"do": "end"}
         if order["do"] == "start":
             self.control.send(json.dumps({"pid": self.start(order, descriptors)}).encode())
         elif order["do"] == "mark":
