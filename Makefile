@@ -235,6 +235,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/bridges.py
 	$(VENV)/bin/python docs/audit_table.py
 	$(VENV)/bin/python docs/settings_table.py
+	$(VENV)/bin/python docs/shell_table.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .

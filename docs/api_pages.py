@@ -44,7 +44,10 @@ ROOMS = (
         "tools",
         "Tools",
         "Tools from functions, tools that share state, sandboxes, and evaluating what a model wrote.",
-        ("tools.base", "tools.*", "processes", "processes.*", "sandbox.*", "sandbox.cpython.*", "mathematics.*"),
+        (
+            *("tools.base", "tools.*", "processes", "processes.*", "sandbox.*", "sandbox.cpython.*", "shell.*"),
+            "mathematics.*",
+        ),
     ),
     Room(
         "chat",

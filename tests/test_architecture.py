@@ -53,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "processes", "types"),
     ("parsers", "problems", "registration", "sandbox", "spaces", "tiny_model"),
     ("chat", "mathematics", "tools"),
-    ("policies", "rewards"),
+    ("policies", "rewards", "shell"),
     ("env", "testing"),
     ("checker", "sources"),
     ("data", "wrappers"),

@@ -13,7 +13,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-__all__ = ["ARCHITECTURES", "build_filter"]
+__all__ = ["ARCHITECTURES", "build_filter", "build_shell_filter"]
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """BPF: load a word; jump if it is equal, at least, has one of the bits; return."""
@@ -23,6 +23,11 @@ _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 """Offsets in `struct seccomp_data`."""
 
 _CLONE_THREAD = 0x10000
+_NEW_NAMESPACES = 0x7E020000
+_SOCKET_FAMILIES = (1, 2, 10, 16)
+"""Unix, IPv4, IPv6, netlink. AF_VSOCK (40) would reach the host of a virtual machine, whatever the network."""
+_TYPING = (0x5412, 0x541C)
+"""TIOCSTI, TIOCLINUX."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _SET_PARENT_DEATH_SIGNAL = 1
 _FIRST_NEW_CALL = 424
@@ -64,6 +69,10 @@ class _Architecture:
     ioctl: int
     fcntl: int
     tgkill: int
+    socket: int
+    refused_in_shells: tuple[int, ...]
+    """Mounts, namespaces, keys, BPF, performance counters, faults, modules, clocks, swap, memory of other processes,
+    handles of files, and memory that belongs to no process (System V, `memfd_create`)."""
 
 
 # fmt: off
@@ -82,7 +91,11 @@ ARCHITECTURES: dict[str, _Architecture] = {
             190, 197, 198, 199, 132, 235, 280, 261, 285,
         ),
         opening=((2, 1), (257, 2)),
-        clone=56, prlimit64=302, prctl=157, ioctl=16, fcntl=72, tgkill=234,
+        clone=56, prlimit64=302, prctl=157, ioctl=16, fcntl=72, tgkill=234, socket=41,
+        refused_in_shells=(
+            165, 166, 155, 161, 272, 308, 248, 249, 250, 321, 298, 323, 175, 176, 313, 246, 320, 169, 167, 168, 163,
+            164, 227, 159, 305, 179, 303, 304, 310, 311, 312, 101, 103, 212, 29, 68, 319, 279, 256, 237, 238, 172, 173,
+        ),
     ),
     "aarch64": _Architecture(
         audit=0xC00000B7,
@@ -95,7 +108,11 @@ ARCHITECTURES: dict[str, _Architecture] = {
         ),
         changing_files=(38, 276, 34, 37, 35, 36, 52, 53, 55, 54, 45, 46, 5, 6, 7, 14, 15, 16, 88, 47),
         opening=((56, 2),),
-        clone=220, prlimit64=261, prctl=167, ioctl=29, fcntl=25, tgkill=131,
+        clone=220, prlimit64=261, prctl=167, ioctl=29, fcntl=25, tgkill=131, socket=198,
+        refused_in_shells=(
+            40, 39, 41, 51, 97, 268, 217, 218, 219, 280, 241, 282, 105, 106, 273, 104, 294, 142, 224, 225, 89, 170, 112,
+            171, 266, 60, 264, 265, 270, 271, 272, 117, 116, 18, 194, 186, 279, 239, 238, 235, 237,
+        ),
     ),
 }
 # fmt: on
@@ -115,16 +132,7 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
     refused = architecture.refused
     if read_only:
         refused += (*architecture.changing_files, architecture.tgkill)
-    program = [
-        (_LOAD, 0, 0, _MACHINE),
-        (_EQUAL, 1, 0, architecture.audit),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _FIRST_NEW_CALL),
-        (_RETURN, 0, 0, _NO_SUCH_CALL),
-    ]
-    for number in refused:
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    program = _beginning(architecture, refused)
     program += _if(architecture.clone, 0, _ANY_BIT, _CLONE_THREAD, passes=False)
     # Reading a limit passes a null pointer as the new limit. Both halves of the pointer are checked.
     program += [
@@ -144,6 +152,40 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
         for number, argument in architecture.opening:
             program += _if(number, argument, _ANY_BIT, _WRITING)
     program.append((_RETURN, 0, 0, _ALLOW))
+    return _encode(program)
+
+
+def build_shell_filter(machine: str) -> bytes | None:
+    """Return a filter for any programs in namespaces; None if the machine is not known here."""
+    architecture = ARCHITECTURES.get(machine)
+    if architecture is None:
+        return None
+    program = _beginning(architecture, architecture.refused_in_shells)
+    program += _if(architecture.clone, 0, _ANY_BIT, _NEW_NAMESPACES)
+    for command in _TYPING:
+        program += _if(architecture.ioctl, 1, _EQUAL, command)
+    n = len(_SOCKET_FAMILIES)
+    program += [(_EQUAL, 0, n + 2, architecture.socket), (_LOAD, 0, 0, _ARGUMENTS)]
+    program += [(_EQUAL, n - i, 0, family) for i, family in enumerate(_SOCKET_FAMILIES)]
+    program += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    return _encode(program)
+
+
+def _beginning(architecture: _Architecture, refused: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    program = [
+        (_LOAD, 0, 0, _MACHINE),
+        (_EQUAL, 1, 0, architecture.audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _FIRST_NEW_CALL),
+        (_RETURN, 0, 0, _NO_SUCH_CALL),
+    ]
+    for number in refused:
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    return program
+
+
+def _encode(program: list[tuple[int, int, int, int]]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
