@@ -16,8 +16,15 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 from measuring import Column, Figure, Report, finish, make_parser
 from training_steps import Meter
+from trl.trainer.utils import add_fused_lm_head
+
+from llm_envs.policies.inference.positions import position_ids
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers.forward.prefix_tree import build_tree
+from llm_envs.trainers.forward.tree_rows import TreeRows
 
 HIDDEN_SIZE, N_LAYERS = 512, 9
 """About 30 million parameters."""
@@ -73,15 +80,6 @@ def cases(random: np.random.Generator) -> dict[str, list[list[int]]]:
 
 def measure(case: str, is_tree: bool, answers: Any) -> None:
     """Measure one row in this process; put its numbers."""
-    import torch
-    from trl.trainer.utils import add_fused_lm_head
-
-    from llm_envs.policies.inference.positions import position_ids
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-    from llm_envs.trainers.forward.prefix_tree import build_tree
-    from llm_envs.trainers.forward.tree_rows import TreeRows
-
-    torch.set_num_threads(1)
     meter = Meter()
     rows = cases(np.random.default_rng(0))[case]
     longest = max(map(len, rows))
@@ -118,7 +116,8 @@ def measure(case: str, is_tree: bool, answers: Any) -> None:
 
 def main() -> int:
     options = make_parser(__file__, __doc__).parse_args()
-    context = multiprocessing.get_context("spawn")
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")  # shares the imports
     rows: list[dict[str, Any]] = []
     for case in cases(np.random.default_rng(0)):
         for is_tree in (False, True):

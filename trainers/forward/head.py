@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens without whole logits: the head reads the hidden states a few hundred tokens at a time.
+"""Log-probabilities of tokens without the logits of all of them: the head reads the hidden states a few hundred tokens at a time.
 
 `score_tokens` is the forward pass of the plain loop, and of training over kept tokens. The pass without either is
 TRL's fused head, in the trainers.

@@ -40,7 +40,7 @@ def captured_states(model: Any, *, as_rows: bool = True) -> Iterator[list[torch.
 
     Args:
         model: The model, without a wrapper.
-        as_rows: Whether the states of a prefix tree, (1, N, H), are returned as those of its rows.
+        as_rows: Whether the states of a prefix tree, (1, N, H), are returned by row, (B, T, H).
     """
     states: list[torch.Tensor] = []
 

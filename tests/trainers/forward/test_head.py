@@ -1,4 +1,4 @@
-"""Log-probabilities from hidden states, some tokens at a time: those of whole logits."""
+"""Log-probabilities from hidden states, some tokens at a time: the same as from all logits."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def batch(**changes):
     return Batch(**parts | changes)
 
 
-def whole(model, rows):
-    """Log-probabilities and entropies from all logits at once."""
+def from_logits(model, rows):
+    """Log-probabilities and entropies from the logits of all tokens."""
     ids, mask = (torch.cat([rows.need(f"prompt_{n}"), rows.need(f"completion_{n}")], dim=1) for n in ("ids", "mask"))
     logits = model(input_ids=ids, attention_mask=mask, position_ids=position_ids(mask)).logits[:, 4:-1]
     return (
@@ -39,12 +39,15 @@ def whole(model, rows):
 
 @pytest.mark.parametrize("forward", ["padded", "prefix_tree"])
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "granite"])
-def test_chunks_of_tokens_are_scored_as_whole_logits(name, forward, monkeypatch):
+def test_chunks_of_tokens_are_scored_as_from_all_logits(name, forward, monkeypatch):
     """Gemma 2 caps its logits, and Granite divides them."""
     monkeypatch.setattr(head, "_CHUNK", 3)
     model, rows = tiny(name).eval(), batch(sampling=SamplingParams(temperature=0.7))
     found = []
-    for score in (lambda: whole(model, rows), lambda: score_rows(model, rows, with_entropies=True, forward=forward)):
+    for score in (
+        lambda: from_logits(model, rows),
+        lambda: score_rows(model, rows, with_entropies=True, forward=forward),
+    ):
         model.zero_grad()
         logps_BT, entropies_BT = score()
         ((logps_BT + 0.1 * entropies_BT) * rows.mask_BT).sum().backward()
