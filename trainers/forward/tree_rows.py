@@ -149,8 +149,8 @@ def check_tree(model: Any, causal: Any, device: torch.device) -> None:
         device: The device of the model's inputs.
 
     Raises:
-        ModelError: If it takes no positions, if its layers read one token after the other, or if its logits or gradients
-            depend on the other rows of the tree.
+        ModelError: If it takes no positions, if its layers read one token after the other, or if its logits or
+            gradients depend on the other rows of the tree.
     """
     name = type(causal).__name__
     if not hasattr(causal, "config"):

@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 def rows():
     """Ids, mask and labels of rows of up to 14 tokens, padded on both sides, scored from a column on.
 
-    Three samples of one prompt, and two of them fork again; a row that rewrites a turn in its middle; the beginning of a
-    row; and one that shares nothing.
+    Three samples of one prompt, and two of them fork again; a row that rewrites a turn in its middle; the beginning
+    of a row; and one that shares nothing.
     """
     a = torch.randint(5, 90, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     told = [
