@@ -1,26 +1,31 @@
-"""Forward and backward of a micro-batch, padded and as a prefix tree, and of very long rows: seconds and memory.
+"""Forward and backward of a micro-batch, padded and as a prefix tree: seconds and memory.
 
-    python benchmarks/long_rows.py [--check] [--out FILE] [--longest N]
+    python benchmarks/long_rows.py [--check] [--out FILE]
 
 What `EnvGRPOTrainer` and TRL's trainer do with a micro-batch: the log-probabilities of the completions through TRL's
-fused head, and their gradients. Each row of the table has its own process; the first of three passes is not timed (one
-pass, timed, beyond 10,000 tokens). Seconds are the process's own CPU time with one thread, which other programs hardly
-change. Memory is how much the process's resident set rose above what it held with the model (Linux).
+fused head, and their gradients. Each row of the table has its own process, which makes one pass over the beginning of
+the rows and then times one over all of them. Memory is how much the process's resident set rose above what it held
+with the model (Linux).
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import sys
 import time
 from typing import Any
 
 import numpy as np
+import torch
 from measuring import Column, Figure, Report, finish, make_parser
 from training_steps import Meter
+from trl.trainer.utils import add_fused_lm_head
 
-N_PASSES = 3
+from llm_envs.policies.inference.positions import position_ids
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers.forward.prefix_tree import build_tree
+from llm_envs.trainers.forward.tree_rows import TreeRows
+
 HIDDEN_SIZE, N_LAYERS = 512, 9
 """About 30 million parameters."""
 METHOD = (
@@ -33,7 +38,6 @@ METHOD = (
 COLUMNS = [
     Column("case", "rows"),
     Column("layout", "layout"),
-    Column("checkpointing", "checkpointed"),
     Column("tokens", "tokens", ",.0f"),
     Column("unique", "unique", ",.0f"),
     Column("forwarded", "forwarded", ",.0f"),
@@ -48,103 +52,86 @@ def cases(random: np.random.Generator) -> dict[str, list[list[int]]]:
     def some(n: int) -> list[int]:
         return random.integers(8, 200, n).tolist()
 
-    prompt, trunk, system = some(512), some(256), some(256)
+    prompt, trunk, system = some(256), some(128), some(128)
     # Each turn is a row: the template leaves out the thinking of earlier turns.
     turns: list[list[int]] = []
-    told = prompt[:128]
+    told = prompt[:64]
     for _ in range(8):
-        reply = some(24)
-        turns.append(told + some(48) + reply)
-        told = told + reply + some(24)
-    branches = [trunk + half + some(96) for half in (some(96), some(96)) for _ in range(4)]
+        reply = some(16)
+        turns.append(told + some(24) + reply)
+        told = told + reply + some(16)
+    branches = [trunk + half + some(48) for half in (some(48), some(48)) for _ in range(4)]
     rewritten = []
     for _ in range(2):  # an agent that sums its conversation up, twice
-        told = system + some(128)
+        told = system + some(64)
         for _ in range(3):
-            rewritten += [told + some(64), told + some(128)]
-            told = system + some(48)
+            rewritten += [told + some(32), told + some(64)]
+            told = system + some(24)
     return {
-        "group of 8, prompt 512, reply 64": [prompt + some(64) for _ in range(8)],
+        "group of 8, prompt 256, reply 32": [prompt + some(32) for _ in range(8)],
         "episode of 8 turns, history=template": turns,
         "8 leaves of 2 branches": branches,
         "12 rows of agents that rewrite": rewritten,
-        "8 of 64 to 1,024, nothing shared": [some(n) for n in (1024, 588, 411, 270, 195, 130, 90, 64)],
-        "8 of 512, nothing shared": [some(512) for _ in range(8)],
-        "1 of 4,096": [some(4096)],
-        "1 of 16,384": [some(16384)],
+        "8 of 32 to 512, nothing shared": [some(n) for n in (512, 294, 205, 135, 98, 65, 45, 32)],
+        "8 of 256, nothing shared": [some(256) for _ in range(8)],
+        "1 of 2,048": [some(2048)],
     }
 
 
-def measure(case: str, is_tree: bool, is_checkpointed: bool, answers: Any) -> None:
+def measure(case: str, is_tree: bool, answers: Any) -> None:
     """Measure one row in this process; put its numbers."""
-    import torch
-    from trl.trainer.utils import add_fused_lm_head
-
-    from llm_envs.policies.inference.positions import position_ids
-    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-    from llm_envs.trainers.forward.prefix_tree import build_tree
-    from llm_envs.trainers.forward.tree_rows import TreeRows
-
-    torch.set_num_threads(1)
     meter = Meter()
     rows = cases(np.random.default_rng(0))[case]
     longest = max(map(len, rows))
     model = tiny_model(tiny_tokenizer(), hidden_size=HIDDEN_SIZE, n_layers=N_LAYERS, max_length=longest).train()
-    if is_checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     add_fused_lm_head(model)
     ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.long)
     for number, row in enumerate(rows):
         ids[number, : len(row)], mask[number, : len(row)] = torch.tensor(row), 1
     labels = ids.masked_fill(mask == 0, -100)
-    labels[:, :64] = -100
+    labels[:, :32] = -100
     n_unique = len(build_tree(ids, mask))
-    padded = {} if is_tree else {"position_ids": position_ids(mask)}
     called: Any = TreeRows(model, model) if is_tree else model
     meter.mark_ready()
-    seconds = []
-    for _ in range(1 if mask.sum() > 10_000 else N_PASSES):
+    for n in (64, longest):
         started = time.process_time()
-        outputs = called(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True, **padded)
+        part = {"input_ids": ids[:, :n], "attention_mask": mask[:, :n], "labels": labels[:, :n]}
+        padded = {} if is_tree else {"position_ids": position_ids(part["attention_mask"])}
+        outputs = called(**part, fused_lm_head=True, **padded)
         outputs.log_probs.sum().backward()
         model.zero_grad(set_to_none=True)
-        seconds.append(time.process_time() - started)
+        seconds = time.process_time() - started
     answers.put(
         {
             "case": case,
             "layout": "prefix tree" if is_tree else "padded",
-            "checkpointing": "yes" if is_checkpointed else "no",
             "tokens": int(mask.sum()),
             "unique": n_unique,
             "forwarded": n_unique if is_tree else ids.numel(),
-            "seconds": round(statistics.median(seconds[1:] or seconds), 3),
+            "seconds": round(seconds, 3),
             "memory_mib": round(meter.read()[1] / 1024),
         }
     )
 
 
 def main() -> int:
-    parser = make_parser(__file__, __doc__)
-    parser.add_argument("--longest", type=int, default=16384, help="tokens of the longest row that is measured")
-    options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
+    options = make_parser(__file__, __doc__).parse_args()
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")  # shares the imports
     rows: list[dict[str, Any]] = []
-    for case, lengths in cases(np.random.default_rng(0)).items():
-        if max(map(len, lengths)) > options.longest:
-            continue
+    for case in cases(np.random.default_rng(0)):
         for is_tree in (False, True):
-            for is_checkpointed in (False, True)[: 1 + (len(lengths) == 1)]:
-                answers = context.Queue()
-                process = context.Process(target=measure, args=(case, is_tree, is_checkpointed, answers))
-                process.start()
-                while process.is_alive() and answers.empty():
-                    process.join(0.2)
-                if answers.empty():
-                    raise SystemExit(f"{case}: the process ended with {process.exitcode} before it had measured.")
-                rows.append(answers.get())
-                process.join()
-                print(rows[-1], flush=True)
-    first, alike = ([row for row in rows if row["case"].startswith(name)] for name in ("group of 8", "8 of 512"))
+            answers = context.Queue()
+            process = context.Process(target=measure, args=(case, is_tree, answers))
+            process.start()
+            while process.is_alive() and answers.empty():
+                process.join(0.2)
+            if answers.empty():
+                raise SystemExit(f"{case}: the process ended with {process.exitcode} before it had measured.")
+            rows.append(answers.get())
+            process.join()
+            print(rows[-1], flush=True)
+    first, alike = ([row for row in rows if row["case"].startswith(name)] for name in ("group of 8", "8 of 256"))
     figures = [
         Figure("a group as a tree against padded, seconds", _share(first, "seconds"), "times", "lower", at_most=0.6),
         Figure("a group as a tree against padded, memory", _share(first, "memory_mib"), "times", "lower"),

@@ -44,7 +44,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 TASK = "llm/Arithmetic-v0"
 SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
-    "EnvGRPOTrainer": (True, {"forward": "padded"}),
+    "EnvGRPOTrainer": (True, {}),
     "EnvGRPOTrainer, prefix_tree": (True, {"forward": "prefix_tree"}),
     "TRL's GRPOTrainer": (False, {}),
     "TRL's GRPOTrainer, seeds": (False, {"generation_kwargs": {"seed": 0}}),

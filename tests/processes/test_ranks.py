@@ -13,7 +13,7 @@ from launched import SUPPORT, launch
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PARTS = [
-    *("sft", "dpo_offline", "grpo", "pairwise", "padded", "resumed", "inside", "ppo", "ppo_separate"),
+    *("sft", "dpo_offline", "grpo", "pairwise", "tree", "resumed", "inside", "ppo", "ppo_separate"),
     *("reference", "reference_lora", "forks", "failing", "skipped", "errors"),
 ]
 
@@ -74,7 +74,7 @@ def test_what_is_logged_is_of_both(ranks, part):
     assert str(logs[0]) == str(logs[1])  # as text, where NaN is itself
 
 
-@pytest.mark.parametrize("part", ["grpo", "padded", "resumed", "ppo", "ppo_separate", "forks", "failing"])
+@pytest.mark.parametrize("part", ["grpo", "tree", "resumed", "ppo", "ppo_separate", "forks", "failing"])
 def test_the_processes_have_as_many_rows_and_episodes_of_their_own(ranks, part):
     one, other = (rank["batches"] for rank in ranks(part))
     assert len(one) == len(other)
@@ -135,10 +135,9 @@ def test_a_data_set_that_differs_is_refused_on_both(ranks):
     assert [rank["oracle"] for rank in ranks("sft")] == [9, 9]
 
 
-@pytest.mark.parametrize("part", ["padded"])
-def test_cheaper_forward_passes_make_the_same_step_on_both(ranks, part):
-    for whole, cheaper in zip(ranks("grpo"), ranks(part), strict=True):
-        assert_same(cheaper["weights"], whole["weights"], atol=1e-6)
+def test_a_prefix_tree_makes_the_same_step_on_both(ranks):
+    for padded, tree in zip(ranks("grpo"), ranks("tree"), strict=True):
+        assert_same(tree["weights"], padded["weights"], atol=1e-6)
 
 
 def test_a_resumed_run_is_the_whole_one_on_both(ranks):

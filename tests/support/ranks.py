@@ -304,9 +304,9 @@ class Parts:
         """The best of each group against the worst, and the initial weights as the reference."""
         return self.grpo({"algorithm": "pairwise", "ref_model_fn": frozen_copy}, scale_rewards="group")
 
-    def padded(self) -> dict[str, Any]:
-        """`grpo` again, with padded rows in place of a prefix tree."""
-        return self.grpo(forward="padded")
+    def tree(self) -> dict[str, Any]:
+        """`grpo` again, as a prefix tree."""
+        return self.grpo(forward="prefix_tree")
 
     def resumed(self) -> dict[str, Any]:
         """The second step of `grpo` again, from its checkpoint."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens without whole logits: the head reads the hidden states a few hundred tokens at a time.
+"""Log-probabilities of tokens: the head reads hidden states in parts, so that logits of all tokens never exist.
 
 `score_tokens` is the forward pass of the plain loop, and of training over kept tokens. The pass without either is
 TRL's fused head, in the trainers.
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from llm_envs.policies.inference.positions import position_ids
-from llm_envs.trainers.forward.prefix_tree import build_tree
+from llm_envs.trainers.forward.prefix_tree import PrefixTree, build_tree
 from llm_envs.trainers.forward.tree_rows import tree_inputs
 from llm_envs.trainers.forward.trunk import captured_states, trunk_of
 from llm_envs.trainers.functional.logits import entropies_from_logits, keep_tokens, logps_from_logits
@@ -60,30 +60,18 @@ def score_tokens(
         Shape (B, T), float32, 0 at padding; the same of the entropies, or None; and the output, whose logits are of
         one token.
     """
-    is_token_BL = attention_mask.bool()
-    if is_tree and not is_token_BL.any():
-        is_tree = False
-    scored_BT, ids_BT = is_token_BL[:, -n_tokens:], input_ids[:, -n_tokens:]
-    if is_tree:
-        tree = build_tree(input_ids, attention_mask)
-        inputs = tree_inputs(tree, causal)
-        node_BT = tree.node_BL[:, -n_tokens:]
-        scored_BT = scored_BT & (tree.rows_of(tree.depth_N)[:, -n_tokens:] > 0)
-    else:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(is_token_BL)}
-    if not _has_trunk(causal):
-        output = model(**inputs, use_cache=False, logits_to_keep=n_tokens + 1, **further)
-        states = [output.logits]
-    else:
-        with captured_states(causal, as_rows=False) as states:
-            output = model(**inputs, use_cache=False, logits_to_keep=1, **further)
+    is_tree = is_tree and bool(attention_mask.any())
+    tree = build_tree(input_ids, attention_mask) if is_tree else None
+    output, states = _pass(model, causal, tree, input_ids, attention_mask, n_tokens, further)
+    scored_BT = attention_mask[:, -n_tokens:].bool()
     # The state at a token predicts the next one. Tokens that share a node are scored once.
-    if is_tree:
-        nodes_M, place_S = node_BT[scored_BT].unique(return_inverse=True)
-        states_MH, ids_M = states[0][0, tree.parent_N[nodes_M]], tree.ids_N[nodes_M]
+    if tree is not None:
+        scored_BT = scored_BT & (tree.rows_of(tree.depth_N)[:, -n_tokens:] > 0)
+        nodes_M, place_S = tree.node_BL[:, -n_tokens:][scored_BT].unique(return_inverse=True)
+        states_MH, ids_M = states[0, tree.parent_N[nodes_M]], tree.ids_N[nodes_M]
     else:
         place_S = torch.arange(int(scored_BT.sum()), device=input_ids.device)
-        states_MH, ids_M = states[0][:, -n_tokens - 1 : -1][scored_BT], ids_BT[scored_BT]
+        states_MH, ids_M = states[:, -n_tokens - 1 : -1][scored_BT], input_ids[:, -n_tokens:][scored_BT]
     own = [None] * len(ids_M) if kept is None or mask_BT is None else _by_token(mask_BT, kept, scored_BT, place_S)
     scored = [
         _scored(causal, states_MH[start : start + _CHUNK], ids_M[start : start + _CHUNK], own[start : start + _CHUNK],
@@ -96,6 +84,27 @@ def score_tokens(
 
     logps_BT, entropies_BT = (rows_of(torch.cat(parts)) for parts in zip(*scored, strict=True))
     return logps_BT, entropies_BT if compute_entropy else None, output
+
+
+def _pass(
+    model: Any,
+    causal: Any,
+    tree: PrefixTree | None,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    n_tokens: int,
+    further: dict[str, Any],
+) -> tuple[Any, torch.Tensor]:
+    """Return the model's output, and the hidden states of a tree, (1, N, H), or of padded rows, (B, L, H)."""
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
+    if tree is not None:
+        inputs = tree_inputs(tree, causal)
+    if not _has_trunk(causal):
+        output = model(**inputs, use_cache=False, logits_to_keep=n_tokens + 1, **further)
+        return output, output.logits
+    with captured_states(causal, as_rows=False) as states:
+        output = model(**inputs, use_cache=False, logits_to_keep=1, **further)
+    return output, states[0]
 
 
 def _by_token(

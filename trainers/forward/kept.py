@@ -106,7 +106,7 @@ class KeptRows:
         size = batch_size or len(input_ids)
         for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
             # As TRL does: a model without experts does not take the argument.
-            further = {"output_router_logits": True} if compute_aux_loss else {}
+            further: dict[str, Any] = {"output_router_logits": True} if compute_aux_loss else {}
             mask_BT, kept = self._find(ids, mask, n_tokens)
             further |= {"mask_BT": mask_BT, "kept": kept, "temperature": temperature, "is_tree": is_tree}
             with accelerator.autocast():

@@ -59,7 +59,7 @@ def register_tree_attention() -> None:
     sdpa = functions["sdpa"]
     if isinstance(sdpa, partial) and sdpa.func is _attend:
         return
-    # Not under a name of its own: the backward pass with gradient checkpointing looks the function up again.
+    # Under the names that exist: the backward pass with gradient checkpointing looks the function up again.
     for name in ("sdpa", *(name for name in _FLASH if name in functions)):
         AttentionInterface.register(name, partial(_attend, functions[name], sdpa))
 
@@ -96,7 +96,7 @@ def _kinds(config: Any) -> list[str]:
     has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     kinds = sorted(set(listed or ["sliding_attention" if has_window else "full_attention"]))
     if unknown := [kind for kind in kinds if kind not in _KINDS]:
-        raise ModelError(f"its layers of kind {', '.join(unknown)} read rows token by token, or only whole rows")
+        raise ModelError(f"its layers of kind {', '.join(unknown)} read one token after the other")
     windows = [
         name
         for name, value in vars(config).items()

@@ -2,7 +2,7 @@
 
 Rows that begin alike share what they have in common, whatever that is: a prompt, a conversation that forks, an earlier
 turn. A causal model's states of a token do not depend on what follows, so log-probabilities, entropies and gradients
-equal those of each row by itself, up to rounding. `check_tree` tries that on the model, and refuses it otherwise.
+equal a padded pass over the rows, up to rounding. `check_tree` tries that on the model, and refuses it otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FORWARDS", "Forward", "TreeRows", "check_tree", "reads_tree", "tree_
 Forward = Literal["auto", "padded", "prefix_tree"]
 FORWARDS: tuple[Forward, ...] = ("auto", "padded", "prefix_tree")
 _PROBLEMS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""What `check_tree` found, by model, "" if nothing: it costs six passes over short rows."""
+"""The result of `check_tree` by model, "" if nothing: it costs six passes over short rows."""
 
 _IGNORED = -100
 _MAX_GAP = {torch.float32: 0.001, torch.float64: 0.001}
@@ -141,7 +141,7 @@ class TreeRows:
 
 
 def check_tree(model: Any, causal: Any, device: torch.device) -> None:
-    """Refuse a model that is not exact in a tree: compare short forked rows with each of them alone.
+    """Refuse a model that is not exact in a tree: compare short forked rows with one pass for each.
 
     Args:
         model: A causal language model, perhaps wrapped for several processes, which all call this.
@@ -149,12 +149,14 @@ def check_tree(model: Any, causal: Any, device: torch.device) -> None:
         device: The device of the model's inputs.
 
     Raises:
-        ModelError: If it takes no positions, if its layers need whole rows, or if what it predicts or its gradients
-            depend on the other rows of the tree.
+        ModelError: If it takes no positions, if its layers read one token after the other, or if its logits or
+            gradients depend on the other rows of the tree.
     """
     name = type(causal).__name__
     if not hasattr(causal, "config"):
-        raise ModelError(f'forward="prefix_tree": {name} is no model of transformers. Set forward="padded".')
+        raise ModelError(
+            f'forward="prefix_tree": {name} comes from another package than transformers. Set forward="padded".'
+        )
     config = causal.config.get_text_config()
     trunk_of(causal)
     begin = f'forward="prefix_tree": {name} ({config._attn_implementation} attention)'
@@ -174,14 +176,14 @@ def check_tree(model: Any, causal: Any, device: torch.device) -> None:
         with torch.no_grad():
             # A mask of ones in place of the tree's: all tokens of the tree as one row.
             mixed = _logits(model, tree.ids_N[None], torch.ones_like(tree.ids_N)[None], tree.depth_N[None])
-            alone = [_logits(model, row, torch.ones_like(row), None) for row in rows]
+            single = [_logits(model, row, torch.ones_like(row), None) for row in rows]
     except (ModelError, TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         raise ModelError(f'{begin} takes no tree: {error}. Set forward="padded".') from error
     finally:
         model.train(was_training)
     own = [tree.node_BL[row][mask[row]] for row in range(len(rows))]
     gaps, effects = (
-        torch.cat([(logits[nodes] - row).abs().mean(-1) for nodes, row in zip(own, alone, strict=True)])
+        torch.cat([(logits[nodes] - row).abs().mean(-1) for nodes, row in zip(own, single, strict=True)])
         for logits in (found, mixed)
     )
     is_fine = causal.dtype in _MAX_GAP

@@ -25,8 +25,8 @@ def trunk_of(model: Any) -> nn.Module:
     trunk = getattr(base, "base_model", base)
     if trunk is base:
         raise ModelError(
-            f"{type(base).__name__} has no trunk below its head whose hidden states could be read: its rows are padded, "
-            "and PPO takes a separate critic (`critic=` a folder, a name or a model)."
+            f"{type(base).__name__} has no trunk below its head whose hidden states could be read: its rows are "
+            "padded, and PPO takes a separate critic (`critic=` a folder, a name or a model)."
         )
     assert isinstance(trunk, nn.Module)
     return trunk
@@ -40,7 +40,7 @@ def captured_states(model: Any, *, as_rows: bool = True) -> Iterator[list[torch.
 
     Args:
         model: The model, without a wrapper.
-        as_rows: Whether the states of a prefix tree, (1, N, H), are returned as those of its rows.
+        as_rows: Whether the states of a prefix tree, (1, N, H), are returned by row, (B, T, H).
     """
     states: list[torch.Tensor] = []
 

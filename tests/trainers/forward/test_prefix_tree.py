@@ -20,7 +20,7 @@ def padded(rows, left=0):
 
 
 def test_a_tree_by_hand():
-    """Two rows fork after two tokens, one row is the beginning of another, and one is alone."""
+    """Two rows fork after two tokens, one row is the beginning of another, and one shares nothing."""
     tree = build_tree(*padded([[5, 6, 8], [9], [5, 6, 7, 1], [5, 6]]))
     # In order: 5 6 | 7 1, 8, 9.
     assert tree.ids_N.tolist() == [5, 6, 7, 1, 8, 9]

@@ -107,10 +107,10 @@ def test_a_mixture_adds_them_to_the_advantages_of_the_task_by_a_schedule(train, 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"forward": "padded"},
+        {"forward": "prefix_tree"},
         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
     ],
-    ids=["padded", "micro-batches"],
+    ids=["prefix_tree", "micro-batches"],
 )
 def test_however_the_rows_are_passed_the_gradient_is_the_same(train, name, changes):
     _, _, (expected,) = train(algorithm=name)

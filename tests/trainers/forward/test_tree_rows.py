@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 def rows():
     """Ids, mask and labels of rows of up to 14 tokens, padded on both sides, scored from a column on.
 
-    Three samples of one prompt, two of which fork again; a row that rewrites a turn in its middle; the beginning of a
-    row; and one that shares nothing.
+    Three samples of one prompt, and two of them fork again; a row that rewrites a turn in its middle; the beginning
+    of a row; and one that shares nothing.
     """
     a = torch.randint(5, 90, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     told = [
@@ -46,7 +46,7 @@ N_PREFIXES = 12 + 4 + 4 + 7 + 9
 
 
 def compare(model, causal, exact=1e-5):
-    """Compare a tree with each row alone, without padding: log-probabilities, entropies and gradients."""
+    """Compare a tree with one pass for each row, without padding: log-probabilities, entropies and gradients."""
     ids, mask, labels = rows()
     weights = torch.linspace(1, 2, 13)
     found = []
@@ -142,7 +142,7 @@ def test_rows_without_tokens_to_score_take_a_pass_too():
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_models_that_read_whole_rows_are_refused_by_name_whatever_the_dtype(dtype):
+def test_models_that_read_one_token_after_another_are_refused_by_name_whatever_the_dtype(dtype):
     exact = ("gpt_oss", "afmoe", "opt", "falcon", "xglm", "biogpt")
     recurrent = {name: make for name, make in MIXING.items() if name not in exact}
     others = {
