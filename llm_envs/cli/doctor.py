@@ -20,6 +20,7 @@ examples:
   llm-envs doctor runs/demo/model
   llm-envs doctor owner/name --env llm/GuessNumber-v0 --no-thinking
   llm-envs doctor DIR --chat-template-path template.jinja --colour never
+  llm-envs doctor DIR --renderer kimi-k2.5
 """
 
 
@@ -34,6 +35,12 @@ def add_arguments(parser: Parser) -> None:
     )
     add_room_arguments(parser, "doctor")
     parser.add_argument("--chat-template-path", metavar="FILE", help="a Jinja template to use instead of the model's")
+    parser.add_argument(
+        "--renderer",
+        metavar="NAME",
+        default="auto",
+        help="who serves: auto, template, or a renderer of the library renderers; default: auto",
+    )
     parser.add_argument(
         "--thinking", action=Flag, default=None, help="the template's enable_thinking; default: the template's default"
     )
@@ -61,7 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
             template = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfigError(f"--chat-template-path {path}: it cannot be read ({error}).") from error
-    codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
+    codec = ChatCodec(
+        load_tokenizer(arguments.model),
+        chat_template=template,
+        thinking=arguments.thinking,
+        renderer=arguments.renderer,
+    )
     config = _configuration(arguments.model)
     text = None if config is None else config.get_text_config()
     vocabulary_size = getattr(text, "vocab_size", None)

@@ -127,6 +127,8 @@ def _scan_mended(text: str, start: int, max_depth: int) -> tuple[Any, int] | Non
 
     None if it has neither, or is broken otherwise.
     """
+    if not text.startswith(("{", "["), start):  # a tag that is only mentioned
+        return None
     depth, quirks, parts, copied = 0, [], [], start
     for token in _JSON_TOKEN.finditer(text, start):
         first = token.group()[0]

@@ -12,9 +12,9 @@ from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft, ParsedR
 from llm_envs.types import ToolCall
 
 __all__ = [
+    "RESPONSE",
     "THINK",
     "Block",
-    "RESPONSE",
     "ReplyGrammar",
     "Thinking",
     "Whole",
@@ -137,7 +137,7 @@ class ReplyGrammar:
         self.thinking_tags = any_of([*self.thinking, *ends])
         words = [next((word for word in _THINKING_WORDS if word in end), end) for end in ends]
         self.thinking_words = tuple(dict.fromkeys(words))
-        """A text without these has no closing tag of thinking; they are few, because every reply is searched for them."""
+        """A text without any of these has no closing tag of thinking. Every reply is searched for them."""
 
 
 def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Pattern[str]:

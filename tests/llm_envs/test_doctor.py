@@ -99,6 +99,14 @@ def test_the_command_in_colour_with_another_template(saved, capsys, tmp_path):
     assert "qwen3.jinja" in out and "the template changes some" in out and "\x1b[32m<tool_call>" in out
 
 
+def test_the_command_says_who_serves(saved, capsys):
+    folder = saved(tiny_tokenizer())
+    assert main(["doctor", folder, "--renderer", "template"]) == 0
+    assert "served by         the model's own template; parse_reply reads replies" in capsys.readouterr().out
+    assert main(["doctor", folder, "--renderer", "gpt-oss"]) == 2
+    assert "renderer='gpt-oss'" in capsys.readouterr().err
+
+
 def test_what_cannot_be_trained_on_exits_with_1(saved, capsys, tmp_path):
     small, large = tiny_tokenizer(), tiny_tokenizer()
     large.add_tokens([f"word{i}" for i in range(100)])

@@ -1,4 +1,4 @@
-"""Writes the comparison with vLLM's parsers in docs/reference/parsers.md.
+"""Writes the comparison with vLLM's parsers in docs/reference/agreement.md.
 
     .venv-vllm/bin/python tests/support/judged_table.py
 
@@ -16,7 +16,7 @@ from reply_judges import CLASSES, PARSERS, difference, ours, theirs, written
 
 from llm_envs.parsers import detect_format, parse_reply
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "parsers.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "agreement.md"
 BEGIN, END = "<!-- judged: begin -->\n", "<!-- judged: end -->\n"
 N_REPLIES = 2000
 

@@ -17,7 +17,7 @@ from llm_envs.doctor import Diagnosis, diagnose
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "models.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 PUBLISHED = "<!-- published: begin -->\n", "<!-- published: end -->\n"
-AGREEMENT = DOCUMENT.parents[1] / "reference" / "parsers.md"
+AGREEMENT = DOCUMENT.parents[1] / "reference" / "agreement.md"
 PUBLISHED_CASES = {
     "user after an answer": "an answer",
     "user after thinking": "thinking and an answer",

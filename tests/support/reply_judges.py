@@ -182,9 +182,8 @@ CLASSES = {
     "a quoted example would run as well.",
     "text around calls, vLLM": "vLLM reads Llama 4's list only if it is all of the reply. Ours is right: the list has tags.",
     "call missed": "vLLM ends Phi-4's list at the first `]`, so an argument with brackets loses all calls. Ours is right.",
-    "thinking missed, ours": "Ours leaves the family's thinking in the content. vLLM is right.",
     "thinking missed, vLLM": "vLLM's parser of Hunyuan A13B finds thinking only before `<answer>`. Ours is right.",
-    "answer tags": "The family writes its content in tags (`<response>`, `<answer>`). vLLM removes them; ours keeps them, "
+    "answer tags": "The family writes its content in `<answer>` tags. vLLM removes them; ours keeps them, "
     "because `<answer>` marks the task's answer here.",
 }
 """The classes of differences, in the order of the documented list: who is right, and why."""

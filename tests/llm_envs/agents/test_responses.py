@@ -306,14 +306,14 @@ def test_both_forms_of_the_token_and_the_address_for_anthropic() -> None:
     assert Endpoint("http://h/v1", "key").anthropic_url == "http://h"
 
 
-LONG = "Zürich: \"a\", {b}\n" * 4
+LONG = 'Zürich: "a", {b}\n' * 4
 SEVERAL = {
     "hermes": "\n".join(format_tool_call("multiply", note=note) for note in ("1", LONG, "1")),
     "mistral": "[TOOL_CALLS]"
     + json.dumps([{"name": "multiply", "arguments": {"note": n}, "id": "abcdefghi"} for n in ("1", LONG, "1")]),
     "kimi_k2": FORMATTERS["kimi_k2"]([ToolCall("multiply", {"note": note}) for note in ("1", LONG, "1")]),
 }
-"""Replies with three calls, of which two are the same: without ids, with one id thrice, with ids of its own."""
+"""Replies with three calls, the first and the last equal: without ids, with one id for all, with an id for each."""
 
 
 def pieced_chat(response: httpx.Response) -> list[tuple[str, str, str]]:

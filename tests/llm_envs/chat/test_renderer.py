@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from llm_envs.chat import ChatCodec
 from llm_envs.chat.renderer import Renderer, renderers_of
+from llm_envs.cli.main import main
 from llm_envs.doctor import diagnose, show_diagnosis
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.parsers import parse_reply
@@ -157,6 +158,17 @@ def test_a_renderer_reads_the_calls_that_parse_reply_does_not_know(tmp_path: Pat
     assert f"served by         {codec.service.description}" in show_diagnosis(diagnosis)
     own = ChatCodec(tokenizer, renderer="template")
     assert own.service.reader is None and not own.parser(own.decode_reply(call)).tool_calls
+
+
+@needs_renderers
+def test_the_doctor_judges_a_renderer_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tokenizer_with(MINIMAX, "[e~["), tmp_path, "llama")
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert "has no chat template" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path), "--renderer", "minimax-m2"]) in (0, 1)  # the config has other numbers
+    out = capsys.readouterr().out
+    assert "served by         the renderer minimax-m2, as asked" in out
+    assert "two calls in a turn: holds" in out and "<minimax:tool_call>" in out
 
 
 @needs_renderers

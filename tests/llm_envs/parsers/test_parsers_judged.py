@@ -26,9 +26,8 @@ DIFFERENCES = {
     "text around calls, ours": ("Llama 3", "Mistral 3 to 7", "Mistral 13 (Magistral)", "Phi-4-mini", "Granite 3"),
     "text around calls, vLLM": ("Llama 4",),
     "call missed": ("Phi-4-mini",),
-    "thinking missed, ours": ("Granite 3",),
     "thinking missed, vLLM": ("Hunyuan A13B",),
-    "answer tags": ("Hunyuan A13B", "ERNIE 4.5"),
+    "answer tags": ("Hunyuan A13B",),
 }  # fmt: skip
 """Classes of differences that only these families have."""
 N_REPLIES = 300
