@@ -5,7 +5,7 @@
 Both play the workload of `pages.py`: three calls of a tool that takes 50 ms on average (exponentially distributed, in a
 thread), then an answer. The scripted policy says its part at once, and a codec of bytes turns it into tokens. On vLLM
 the model is a tiny one whose replies are forced, so that the numbers are those of the collector and of the engine's own
-bookkeeping, and a request has its seed and log-probabilities. A row has eight episodes for each that runs at once, so
+bookkeeping, and a request has its seed and log-probabilities. A row has eight episodes for each concurrent one, so
 that its last episodes weigh little, and is compared with the same episodes without waits. Memory is the highest
 resident set while a row is played, less what was resident before. Without vLLM its rows are left out.
 """
@@ -36,16 +36,16 @@ from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec
 
 WIDTHS = {"scripted": (1, 8, 32, 64, 128, 256, 512, 2048), "vllm": (1, 8, 32, 64, 128, 256, 512)}
-"""Policy -> episodes at once."""
+"""Policy -> concurrent episodes."""
 TURNS = 3
 LATENCY_S = 0.05
 ROUNDS = 8
-"""Episodes for each that runs at once."""
+"""Episodes of a row for each concurrent one."""
 MIN_UNWAITED = 256
 """Episodes without waits, at least."""
 METHOD = (
-    "Episodes of three tool calls of 50 ms on average and an answer, so many at once, eight for each that runs at "
-    "once. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
+    "Episodes of three tool calls of 50 ms on average and an answer, so many at once, in all eight times as "
+    "many. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
     "waits and threads. Scripted: the collector, a thread for each waiting tool, a token a byte. vLLM: a tiny model "
     "whose replies are forced, with a seed and log-probabilities for each request. Memory is how much the process grew "
     "at most while the row was played, trajectories included."
@@ -63,7 +63,7 @@ COLUMNS = [
 
 
 def measure(policy: Any, codec: Any, name: str, width: int) -> dict[str, Any]:
-    """Play `ROUNDS` episodes for each of `width` at once, with and without the tools' waits."""
+    """Play `ROUNDS` episodes for each of `width` concurrent ones, with and without the tools' waits."""
     latencies = draw_latencies(ROUNDS * width, TURNS, LATENCY_S)
     row = play(policy, codec, width, latencies)
     unwaited = play(policy, codec, width, np.zeros((max(len(latencies), MIN_UNWAITED), TURNS)))
@@ -72,7 +72,7 @@ def measure(policy: Any, codec: Any, name: str, width: int) -> dict[str, Any]:
 
 
 def play(policy: Any, codec: Any, width: int, latencies: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Play an episode for each row of latencies, `width` at once."""
+    """Play an episode for each row of latencies, `width` concurrently."""
     make = make_pages_env(Book(latencies))
     with Collector(make, policy, codec=codec, max_concurrency=width, progress=False) as collector:
         gc.collect()

@@ -116,14 +116,14 @@ _REAL = {
     "num_generations": 8,
     "learning_rate": 3e-4,
     "warmup_steps": 2,
-    "share_prompts": True,
+    "forward": "prefix_tree",
 }
 _REAL_SLOW = {**_REAL, "max_steps": 80}  # 24 were too few: docs/results/learning.md
 # Longer rows: 8 at a time, or the logits of a step take 15 GB.
 _REAL_LONG = {**_REAL, "max_steps": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 _REAL_WHOLE = {**_REAL, "learning_rate": 1e-5}  # all weights
 _REAL_PPO = {
-    **{name: value for name, value in _REAL.items() if name not in ("num_generations", "share_prompts")},
+    **{name: value for name, value in _REAL.items() if name != "num_generations"},
     "bootstrap_truncated": False,
     "value_learning_rate": 1e-3,
 }

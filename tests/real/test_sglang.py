@@ -1,4 +1,4 @@
-"""Our client of SGLang against the contract of its own server module (`proof/sglang.py`): every request is decoded by
+"""Our client of SGLang against the contract of its server module (`proof/sglang.py`): every request is decoded by
 it, every reply is encoded by it. The engine behind it is not SGLang's.
 
 `make test-real-model` fetches the contract first; elsewhere these tests are skipped without it.
@@ -59,7 +59,7 @@ def fields_of(name: str) -> dict[str, bool]:
 
 
 class Contract:
-    """What SGLang's server answers, by its own types."""
+    """The answers of SGLang's server, encoded by its types."""
 
     def __init__(self, api: ModuleType, model: Path) -> None:
         self.api, self.model, self.tag, self.finish = api, str(model), "default", "token"
@@ -145,7 +145,7 @@ def test_an_update_from_disk_has_the_fields_of_the_contract(server: tuple[FakeSe
 
 
 def test_weights_by_tensor_are_refused_by_name(server: tuple[FakeServer, Contract]) -> None:
-    """The contract wants pickled tensors of the server's own process group: `UpdateWeightsFromTensorReqInput`."""
+    """The contract wants pickled tensors of the server's process group: `UpdateWeightsFromTensorReqInput`."""
     assert "serialized_named_tensors" in fields_of("UpdateWeightsFromTensorReqInput")
     with pytest.raises(InvalidConfigError, match=r"transport='delta'.*server='sglang'"):
         VLLMServerPolicy(server[0].url, TOKENIZER, server="sglang", transport="delta")
