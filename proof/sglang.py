@@ -3,7 +3,7 @@
     python -m proof.sglang [--out build/sglang]
 
 The wheel (Apache-2.0, 39 MB, for Linux on x86-64 and CPython 3.11) is downloaded without its dependencies and never
-installed. `api_types.py` is the schema of `/generate` and of the questions about model and server; it needs only msgspec.
+installed. `api_types.py` is the schema of `/generate` and of the questions about model and server; it needs msgspec.
 `io_struct.py` has the fields of a weight update; it is read as text, because importing it needs CUDA kernels.
 tests/real/test_sglang.py plays our client against both.
 """
