@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from llm_envs.errors import ModelError
-from llm_envs.policies.inference.positions import position_ids
+from llm_envs.policies.inference.positions import cache_argument, output_cache, position_ids
 
 __all__ = ["SharedPrompts"]
 
@@ -57,7 +57,7 @@ class SharedPrompts:
         prefix = {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids(mask)}
         outputs = self.model(**prefix, use_cache=True, logits_to_keep=1)
         # Recurrent models return no such cache, or a subclass with further states.
-        cache: Any = getattr(outputs, "past_key_values", None)
+        cache: Any = output_cache(outputs)
         parts = [cache, *getattr(cache, "layers", ())]
         kinds = {type(part).__name__ for part in parts} - {DynamicLayer.__name__, DynamicCache.__name__}
         if kinds:
@@ -68,5 +68,10 @@ class SharedPrompts:
         cache.batch_select_indices(rows_B)
         rest = {"input_ids": input_ids[:, n:], "position_ids": position_ids(attention_mask)[:, n:]}
         return self.model(
-            **rest, attention_mask=attention_mask, labels=labels[:, n:], past_key_values=cache, use_cache=True, **kwargs
+            **rest,
+            **cache_argument(self.model, cache),
+            attention_mask=attention_mask,
+            labels=labels[:, n:],
+            use_cache=True,
+            **kwargs,
         )

@@ -50,6 +50,9 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "splits wants {'split': None}."
         },
     )
+    logging_steps: float = field(
+        default=1, metadata={"help": "Optimizer steps between two entries of the metrics (TRL's default: 10)."}
+    )
     num_train_seeds: int = field(
         default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
     )

@@ -143,10 +143,13 @@ def set_for_machine(args: Any) -> None:
     """Set defaults that depend on where a training runs, before transformers sets its own.
 
     Without an accelerator, turn bf16 off and set `use_cpu`: otherwise accelerate treats each of several processes on
-    such a machine as the only one. If standard error is not a terminal, log lines in place of a progress bar.
+    such a machine as the only one. TRL's gradient checkpointing gets transformers' new name. If standard error is not a terminal, log lines in place of a progress bar.
     """
     if args.disable_tqdm is None:
         args.disable_tqdm = not can_draw(sys.stderr)
+    for name in ("checkpointing", "checkpointing_kwargs"):  # TRL sets the old name, of which transformers warns
+        if getattr(args, f"activation_{name}", 0) is None:
+            setattr(args, f"activation_{name}", getattr(args, f"gradient_{name}"))
     if torch.accelerator.is_available():
         return
     args.use_cpu = True

@@ -22,7 +22,7 @@ from llm_envs.policies.inference.caches import (
     take_prefix,
     widen_cache,
 )
-from llm_envs.policies.inference.positions import position_ids
+from llm_envs.policies.inference.positions import cache_argument, output_cache, position_ids
 from llm_envs.types import IdArray
 
 with extra_needed("a batch for a model needs torch: pip install 'llm-envs[train]'."):
@@ -133,12 +133,12 @@ class PaddedBatch:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **cache_argument(model, self._cache),
             **_without_router_loss(model),
         )
-        self._cache = getattr(output, "past_key_values", None)
+        self._cache = output_cache(output)
         make_room(self._cache)
         return output.logits[:, -1].float()
 

@@ -72,7 +72,7 @@ def pass_positions(model: Any) -> Any:
 
 
 def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    mask, cache = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    mask, cache = kwargs.get("attention_mask"), kwargs.get("cache", kwargs.get("past_key_values"))
     if mask is None or mask.ndim != 2 or cache is not None or kwargs.get("position_ids") is not None:
         return None
     return args, kwargs | {"position_ids": position_ids(mask)}
@@ -81,6 +81,19 @@ def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def accepts_positions(model_class: Any) -> bool:
     """Return whether the forward of a class of models takes `position_ids`."""
     return "position_ids" in inspect.signature(model_class.forward).parameters
+
+
+def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
+    """Return a cache as the argument of a model's forward; transformers 5.24 renamed `past_key_values` to `cache`."""
+    causal = _causal(getattr(model, "module", model))
+    is_new = "cache" in inspect.signature(type(causal).forward).parameters
+    return {"cache" if is_new else "past_key_values": cache}
+
+
+def output_cache(output: Any) -> Any:
+    """Return the cache in a model's output; None: it has none."""
+    # Reading an old name from an output of transformers 5.24 prints a warning.
+    return getattr(output, "cache" if hasattr(output, "cache") else "past_key_values", None)
 
 
 def _causal(model: Any) -> Any:

@@ -147,9 +147,9 @@ def _models(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _read_metrics(root: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Return the file of the metrics and its entries: the quick start's, or those in the latest trainer's state."""
+    """Return the file of the metrics and its entries: of the finished run, of one that was ended, or a checkpoint's."""
     path = root / "metrics.jsonl"
-    if path.is_file():
+    if path.is_file() and not (root / "trainer_state.json").is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
         return path.name, [json.loads(line) for line in lines]
     states = [*root.glob("trainer_state.json"), *root.glob("checkpoint-*/trainer_state.json")]
