@@ -19,7 +19,14 @@ from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import jsonl_logger
 from llm_envs.tracking.progress import can_draw
 
-__all__ = ["LoggerCallback", "MetricsFileCallback", "ProgressLineCallback", "follow_training", "guard_trackers"]
+__all__ = [
+    "LoggerCallback",
+    "MetricsFileCallback",
+    "ProgressLineCallback",
+    "follow_training",
+    "guard_trackers",
+    "planned",
+]
 
 
 class LoggerCallback(TrainerCallback):
@@ -68,6 +75,13 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Metric -> its name and format in a line of progress. The loss is left out beside a reward, whose sign it lacks."""
 
 
+def planned(args: Any, n_steps: int) -> str:
+    """Return the extent of a training in words: its optimizer steps, and the episodes or rows that they learn from."""
+    n = n_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    played = n // int(args.num_iterations) if hasattr(args, "num_iterations") else None
+    return f"{n_steps} optimizer steps, {n} rows" if played is None else f"{n_steps} optimizer steps, {played} episodes"
+
+
 class ProgressLineCallback(TrainerCallback):
     """Show one line of progress with a few metrics, instead of a line of all metrics at each logging step.
 
@@ -87,7 +101,9 @@ class ProgressLineCallback(TrainerCallback):
         self._written_at, self._began_at, self._written_step = -math.inf, time.monotonic(), -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Open the bar on the main process."""
+        """Say how long the training is, and open the bar, on the main process."""
+        if state.is_world_process_zero:
+            print(planned(args, state.max_steps), file=sys.stderr, flush=True)
         if state.is_world_process_zero and can_draw(sys.stderr) and not args.disable_tqdm:
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, dynamic_ncols=True)
 

@@ -32,9 +32,11 @@ def play(callback, tmp_path):
 
 def test_a_line_at_most_every_few_seconds_and_one_at_the_end(tmp_path, capsys):
     play(ProgressLineCallback("GRPO", ["env/reward"], every_s=3600), tmp_path)
-    assert capsys.readouterr().err == "GRPO: step 1/3  reward 0.25\nGRPO: step 3/3  reward 1\n"
+    assert (
+        capsys.readouterr().err == "3 optimizer steps, 24 rows\nGRPO: step 1/3  reward 0.25\nGRPO: step 3/3  reward 1\n"
+    )
     play(ProgressLineCallback("GRPO", ["env/reward"], every_s=0), tmp_path)
-    assert capsys.readouterr().err.splitlines()[:3] == [
+    assert capsys.readouterr().err.splitlines()[1:4] == [
         "GRPO: step 1/3  reward 0.25",
         "GRPO: step 2/3  reward 0.5",
         "GRPO: step 3/3  reward 1",
@@ -69,7 +71,7 @@ def test_a_bar_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", out)
     play(ProgressLineCallback("GRPO", ["env/reward"]), tmp_path)
-    assert "\r" in out.getvalue() and "3/3" in out.getvalue() and "steps" not in out.getvalue()
+    assert "\r" in out.getvalue() and "3/3" in out.getvalue() and "step 1" not in out.getvalue()
 
 
 @pytest.mark.parametrize("stream, is_quiet", [(Terminal(), False), (io.StringIO(), True)])

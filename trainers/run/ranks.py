@@ -143,7 +143,7 @@ def set_for_machine(args: Any) -> None:
     """Set defaults that depend on where a training runs, before transformers sets its own.
 
     Without an accelerator, turn bf16 off and set `use_cpu`: otherwise accelerate treats each of several processes on
-    such a machine as the only one. TRL's gradient checkpointing gets transformers' new name. If standard error is not a terminal, log lines in place of a progress bar.
+    such a machine as the only one. If standard error is not a terminal, log lines in place of a progress bar.
     """
     if args.disable_tqdm is None:
         args.disable_tqdm = not can_draw(sys.stderr)
