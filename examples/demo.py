@@ -146,7 +146,6 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Pat
         ProgressLineCallback("warm-up", ["loss", "mean_token_accuracy"]),
     ]
     trainer = EnvSFTTrainer(model, args=config, source=traces, processing_class=tokenizer, callbacks=shown)
-    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
 
 
@@ -180,7 +179,6 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         ProgressLineCallback("GRPO", ["reward", "env/success", "env/tool_calls"]),
     ]
     trainer = EnvGRPOTrainer(str(folder), ENV, config, callbacks=shown, peft_config=adapter if args.model else None)
-    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     trained = trainer.accelerator.unwrap_model(trainer.model)
     (trained.merge_and_unload() if args.model else trained).save_pretrained(out / "model")

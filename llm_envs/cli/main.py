@@ -93,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed the stream (`2>&-`), so nobody reads it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if not sys.stderr.isatty():  # bars of transformers, which would fill a log with carriage returns
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     given, is_debug = take_debug(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         from llm_envs.cli.shell_completion import complete

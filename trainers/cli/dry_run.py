@@ -12,6 +12,7 @@ import numpy.typing as npt
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.doctor import diagnose, show_row
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.trainers.callbacks import planned
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
 from llm_envs.trainers.ppo.trainer import EnvPPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTTrainer
@@ -101,7 +102,7 @@ def _steps(args: Any, n: int, what: str) -> list[str]:
     return [
         f"optimizer step    {batch} {what} in micro-batches of {args.per_device_train_batch_size} on {args.world_size} "
         f"process{'es' if args.world_size > 1 else ''}",
-        f"steps             {n_steps}; an epoch is {an_epoch}",
+        f"training          {planned(args, n_steps)}; an epoch is {an_epoch} steps",
     ]
 
 
@@ -183,12 +184,15 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
     n_items = len(trainer.items["train"])
     # A generation serves `steps * num_iterations` micro-batches, and an optimizer step takes several of them.
     uses = steps * args.num_iterations / args.gradient_accumulation_steps
+    of_epochs = math.ceil(args.num_train_epochs * (n_items * group_size // n_episodes) * uses)
+    n_steps = args.max_steps if args.max_steps > 0 else of_epochs
     return [
         f"environments      {', '.join(trainer.env_ids)}",
         f"generation        {n_episodes // group_size} groups of {group_size} = {n_episodes} episodes on {n_processes} "
         f"process{'es' if n_processes > 1 else ''}, at most {args.max_concurrency} concurrently on each",
         f"optimizer step    {per_step} rows in micro-batches of {args.per_device_train_batch_size}; a generation "
         f"lasts {uses:g} steps",
+        f"training          {planned(args, n_steps)}",
         f"data              {n_items} items: an epoch is {n_items * group_size / n_episodes:g} generations",
         f"loss              {_objective(trainer)}, learning rate {args.learning_rate:g}",
     ]

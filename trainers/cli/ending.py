@@ -36,7 +36,7 @@ def run_training(
     is_dry: bool,
     option: str = "--resume-from-checkpoint",
 ) -> int:
-    """Train and save, or describe the training; return the exit code.
+    """Train and save, or describe the training; return the exit code: 1 if no step had anything to learn from.
 
     Args:
         trainer: The trainer; one that samples is closed at the end.
@@ -54,6 +54,8 @@ def run_training(
         trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
         if trainer.accelerator.is_main_process:
             print(f"the model is in {trainer.args.output_dir}")
+        if isinstance(trainer, EnvGRPOTrainer) and trainer.learning.learned_nothing:
+            return 1
     except LLMEnvsError:
         raise
     except Exception:

@@ -36,6 +36,7 @@ from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import add_totals, metric_totals, metrics_by
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
+from llm_envs.trainers.episodes.nothing_learned import DROPPED, is_dropped, what_failed
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
 from llm_envs.trainers.run.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.run.time_shares import TimeShares
@@ -222,9 +223,7 @@ class GenerationPlayer:
             self._store(self.played, self._folder)
         # TRL needs an episode for every row. An errored one is masked and has no reward.
         nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
-        empty = [
-            errored_trajectory(spec, nothing, "group_filter") for group in begun.specs[len(groups) :] for spec in group
-        ]
+        empty = [errored_trajectory(spec, nothing, DROPPED) for group in begun.specs[len(groups) :] for spec in group]
         return kept + empty
 
     def _begin(
@@ -358,14 +357,14 @@ class GenerationPlayer:
         Raises:
             RolloutFailedError: If every episode failed in `MAX_FAILED_GENERATIONS` generations in a row.
         """
-        failed = [trajectory for trajectory in rows if trajectory.status != "ok"]
+        failed = [trajectory for trajectory in rows if trajectory.status != "ok" and not is_dropped(trajectory)]
         # All ranks count the same failures, so that all of them stop, or none.
         counts = gather_object([(len(failed), len(rows))])
         n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
         if not n_failed:
             self._n_failed = 0
             return
-        kinds = Counter(_what_failed(trajectory) for trajectory in failed)
+        kinds = Counter(what_failed(trajectory) for trajectory in failed)
         commonest = kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
         message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
         logger.warning(message)
@@ -445,13 +444,6 @@ def _check_stored(specs: Sequence[Sequence[EpisodeSpec]], groups: Sequence[Traje
         f"the checkpoint has episodes that were played early, of the groups {sorted(stored)[:3]}, but this run plays "
         f"{sorted(wanted)[:3]} next: resume with the settings of the run, or from a checkpoint without such episodes."
     )
-
-
-def _what_failed(trajectory: Trajectory) -> str:
-    if trajectory.error is None:
-        because = trajectory.metadata.get("unscored_because")
-        return "the first prompt does not fit" if because is None else f"no score from {because}"
-    return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
 
 
 def _light(trajectory: Trajectory, turns: tuple[Turn, ...]) -> Trajectory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,12 +17,15 @@ from torch.utils.data import Sampler
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers.json_calls import strict_json
+from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
+from llm_envs.sources.prompt_task import PromptTask
 from llm_envs.sources.source import EnvChoice, Envs, EpisodeSpec, SeedSource
 from llm_envs.trainers.settings.checks import with_split
 
 __all__ = [
+    "MANY",
     "EpisodeDataset",
     "ListedItems",
     "RecordedSampler",
@@ -34,6 +38,10 @@ __all__ = [
     "refills",
     "upcoming_rows",
 ]
+
+
+MANY = 10_000
+"""The rows of an epoch of a task that makes up as many problems as are asked for."""
 
 
 class EpisodeDataset(Protocol):
@@ -57,29 +65,34 @@ class SeedItems:
     Args:
         envs: An environment id, a factory, or a weighted mixture (see `llm_envs.rollout.Envs`).
         split: Passed to every environment, unless its arguments have a `split` (None there omits it).
-        n: Number of items.
+        n: Number of items; None: an epoch of the split. That is each row of a `PromptTask` once, the number of problems
+            that a task declares, or `MANY`.
         seed: Run seed.
         env_kwargs: Arguments common to all environments.
         curriculum: Chooses arguments by measured success, for the train split.
+        least: Fewest items with `n` None: a generation's groups. A shorter split is then played more than once.
     """
 
     def __init__(
         self,
         envs: Envs,
         split: str,
-        n: int,
+        n: int | None,
         *,
         seed: int,
         env_kwargs: Mapping[str, Any],
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+        least: int = 1,
     ) -> None:
         common = {"split": split} | dict(env_kwargs)
         choices = [
             replace(choice, kwargs=with_split(split, choice.kwargs))
             for choice in SeedSource(envs, env_kwargs=common).choices
         ]
+        if n is None and curriculum is None:
+            choices = [_with_rows(choice) for choice in choices]
         self.source = SeedSource(choices, seed=seed, curriculum=curriculum)
-        self._n, self._seed, self._split = n, seed, split
+        self._n, self._seed, self._split = max(least, _epoch_length(choices)) if n is None else n, seed, split
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -91,6 +104,30 @@ class SeedItems:
         # The seed depends on the split, so that item 0 of train and item 0 of test have different seeds.
         game = index // next(choice.n_seats for choice in self.source.choices if choice.env_id == spec.env_id)
         return replace(spec, seed=episode_seed(self._seed, self._split, game), group_id=group_id)
+
+
+def _with_rows(choice: EnvChoice) -> EnvChoice:
+    """Return an environment with its prompts as problems, each once per epoch; another environment as it is."""
+    if choice.problems is not None or not isinstance(choice.factory, PromptTask):
+        return choice
+    rows = choice.factory.rows(str(choice.kwargs.get("split", "train")), choice.kwargs.get("difficulty"))
+    return replace(choice, problems=rows)
+
+
+def _epoch_length(choices: Sequence[EnvChoice]) -> int:
+    """Return the rows of one epoch: the problems of all environments, `MANY` if one has more or does not tell."""
+    total = 0
+    for choice in choices:
+        n = None if choice.problems is None else len(choice.problems) * choice.n_seats
+        if n is None:
+            with suppress(Exception):  # an environment that cannot be made fails where it is played
+                env = EnvMaker(choice.env_id, choice.kwargs, choice.factory)()
+                n = env_attribute(env, "n_problems", None)
+                close_env(env)
+        if n is None or (choice.problems is None and n > MANY):
+            return MANY
+        total += int(n)
+    return total
 
 
 class ListedItems:
@@ -134,18 +171,19 @@ class ListedItems:
 def make_items(
     envs: Envs | Dataset,
     split: str,
-    n: int,
+    n: int | None,
     *,
     seed: int,
     env_kwargs: Mapping[str, Any],
     curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+    least: int = 1,
 ) -> EpisodeDataset:
     """Return the items of a split: seeds of environments, or the rows of a data set."""
     if isinstance(envs, Dataset):
         if curriculum is not None:
             raise InvalidConfigError("the data set decides what is played: leave curriculum out, or give environments.")
         return ListedItems(envs, split, env_kwargs=env_kwargs)
-    return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum)
+    return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum, least=least)
 
 
 def index_datasets(items: Mapping[str, EpisodeDataset]) -> dict[str, Dataset]:

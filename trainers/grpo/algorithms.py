@@ -15,6 +15,7 @@ from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
 from llm_envs.rollout.filters import GroupFilter, create_spread_filter
 from llm_envs.rollout.tree import n_roots
+from llm_envs.trainers.episodes.items import MANY
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, create_algorithm_schedule
 from llm_envs.trainers.functional.kl import KL_ESTIMATORS
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
@@ -58,7 +59,7 @@ class AlgorithmState:
         known: The algorithms that can be given by name.
         has_critic: Whether a critic computes the advantages.
         may_fork: Whether an episode may have several rows even with `history="append"`.
-        n_items: Rows of an epoch; None: `args.num_train_seeds`.
+        n_items: Rows of an epoch; None: `args.num_train_seeds`, or many.
 
     Raises:
         InvalidConfigError: If an algorithm is unknown or contradicts the settings.
@@ -258,7 +259,7 @@ def _as_schedule(algorithms: Any, known: Mapping[str, Algorithm]) -> Callable[[i
 def _n_generations(args: Any, n_items: int | None) -> int:
     """Return an upper bound on the run's number of generations."""
     per_epoch = (
-        (args.num_train_seeds if n_items is None else n_items)
+        ((args.num_train_seeds or MANY) if n_items is None else n_items)
         * int(args.num_generations or 1)
         // int(args.generation_batch_size or 1)
     )

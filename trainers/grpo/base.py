@@ -7,6 +7,7 @@ the way from episodes to the loss; its reader need not open this file.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,6 +35,7 @@ from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_r
 from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_policy, make_collector
 from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.items import EpisodeDataset, RecordedSampler, upcoming_rows
+from llm_envs.trainers.episodes.nothing_learned import LearningCount, generation_yield, has_signal, why_nothing
 from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.episodes.training_record import RecordsLearning, precision
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeTrainer"]
 
+logger = logging.getLogger(__name__)
+
 UnfilterFn = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -70,6 +74,8 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     """The latest generation on this process, of training ("train") and of evaluation ("eval")."""
     last_trajectories: list[Trajectory]
     """The episodes that were played last, in the order of TRL's rows."""
+    learning: LearningCount
+    """The generations of the latest `train` that taught something, and those that did not."""
     max_completion_length: int  # TRL's may be None, which `EnvGRPOConfig` refuses
     _kind: ClassVar[str]
     _policy: Any
@@ -119,10 +125,14 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does. Episodes that are still running at the end, or after an error, are dropped."""
+        self.learning = LearningCount()
         try:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
         finally:
             self._player.stop()
+        if (summary := self.learning.summary()) is not None and self.accelerator.is_main_process:
+            logger.warning(summary)
+        return output
 
     def _prepare_policy(self) -> None:
         """Give the sampling policy the weights of now."""
@@ -227,8 +237,19 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
         self._player.check_failures(self.last_trajectories)
+        if mode == "train":
+            self._count_learning(output)
         if self._kind != "ppo":  # a critic's advantages come later
             self._record_generation(output)
+
+    def _count_learning(self, output: Mapping[str, Any]) -> None:
+        """Count whether a generation teaches anything, over all processes; warn if not."""
+        generation, algorithm = self.generation, self._algorithm
+        n_pairs = None if generation.pairs is None else generation.pairs.n_pairs
+        signal = has_signal(batch_from_trl(output), n_pairs, learns_without=algorithm.needs_teacher)
+        warning = self.learning.add(why_nothing(gather_object([generation_yield(generation.episodes, signal)])))
+        if warning is not None and self.accelerator.is_main_process:
+            logger.warning(warning)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of a micro-batch, in parts of the configured size if forks made the micro-batch larger.

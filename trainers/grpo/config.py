@@ -51,8 +51,15 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "splits wants {'split': None}."
         },
     )
-    num_train_seeds: int = field(
-        default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
+    logging_steps: float = field(
+        default=1, metadata={"help": "Optimizer steps between two entries of the metrics (TRL's default: 10)."}
+    )
+    num_train_seeds: int | None = field(
+        default=None,
+        metadata={
+            "help": "Distinct seeds of the train split: the rows of one epoch. None: each row of a data set once, as "
+            "many as the problems that a task declares, or 10,000."
+        },
     )
     num_eval_seeds: int = field(
         default=64,
@@ -171,7 +178,11 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("forward", self.forward in FORWARDS, f"one of {', '.join(FORWARDS)}"),
             ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
             ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),
-            ("num_train_seeds", self.num_train_seeds >= n_groups, f"at least {n_groups}: a generation's groups"),
+            (
+                "num_train_seeds",
+                (self.num_train_seeds or n_groups) >= n_groups,
+                f"at least {n_groups}: a generation's groups",
+            ),
         )
         self._check_sampling_mask()
         self._check_importance_sampling()

@@ -28,7 +28,7 @@ from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.sources.prompt_task import PromptTask, RewardFn
 from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
-from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
+from llm_envs.tracking.loggers import Logger, console_logger, multi_logger
 from llm_envs.trainers.callbacks import LoggerCallback
 from llm_envs.trainers.engines.engines import trainer_policy
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -128,8 +128,6 @@ def quick_start_training(
     loggers = [logger or console_logger(keys=SHOWN), lambda step, metrics: history.append(dict(metrics))]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()) if output_dir is None else output_dir)
-        if output_dir is not None:
-            loggers.append(jsonl_logger(folder / "metrics.jsonl"))
         steps = _steps(num_iterations, n_groups, group_size) | {"learning_rate": learning_rate}
         turns = {"max_turn_tokens": max_turn_tokens, "max_completion_length": min(16 * max_turn_tokens, context // 2)}
         kept = _kept(folder, output_dir is not None, num_iterations)

@@ -53,8 +53,9 @@ def make_splits(
 ) -> dict[str, EpisodeDataset]:
     """Return the episodes of each split. `args` are the settings of GRPO, PPO or DPO."""
     kwargs = check_env_kwargs(args.env_kwargs)
-    n = args.num_train_seeds
-    items = {"train": make_items(env, "train", n, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum)}
+    least = int(args.generation_batch_size or 1) // int(args.num_generations or 1)
+    settings = {"seed": args.seed, "env_kwargs": kwargs, "curriculum": curriculum, "least": least}
+    items = {"train": make_items(env, "train", args.num_train_seeds, **settings)}
     if eval_env is not None or not isinstance(env, Dataset):
         tested = env if eval_env is None else eval_env
         items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)

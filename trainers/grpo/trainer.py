@@ -50,6 +50,7 @@ from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantag
 from llm_envs.trainers.episodes.batches import batch_from_trl, rollout_output
 from llm_envs.trainers.episodes.generation import GenerationPlayer
 from llm_envs.trainers.episodes.items import index_datasets
+from llm_envs.trainers.episodes.nothing_learned import LearningCount
 from llm_envs.trainers.episodes.rewards import (
     RewardSettings,
     checked_weights,
@@ -170,6 +171,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._task_weights = checked_weights(self._reward_settings, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
+        self.learning = LearningCount()
         self._guarded = args.logps_tolerance is None
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)

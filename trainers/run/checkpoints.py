@@ -16,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.trainers.callbacks import guard_trackers
+from llm_envs.trainers.callbacks import follow_training, guard_trackers
 from llm_envs.trainers.run.live import shown_live
 
 __all__ = [
@@ -108,6 +108,7 @@ class ChecksCheckpoint:
         By transformers, a training that is resumed when it is complete takes one more step.
         """
         trainer = cast("Any", self)
+        follow_training(trainer)
         guard_trackers(trainer.callback_handler.callbacks)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:

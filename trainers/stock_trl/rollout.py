@@ -9,6 +9,7 @@ docs/guides/trl.md compares both with `EnvGRPOTrainer`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,22 @@ __all__ = [
     "episode_dataset",
     "rollout_func",
 ]
+
+
+class _OurReason(logging.Filter):
+    """Says in a line what TRL tells in a paragraph of all columns: an episode has no reward."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith("All reward functions returned None"):
+            record.msg = (
+                "An episode failed, so it has no reward and is not trained on. env/errored is the share of such "
+                "episodes, and env_reward's warning has the reasons."
+            )
+        return True
+
+
+logging.getLogger("trl.trainer.grpo_trainer").addFilter(_OurReason())
+logger = logging.getLogger(__name__)
 
 _PROMPT = re.compile(r"(?P<name>.+) (?P<split>\S+) #(?P<index>\d+)")
 
@@ -240,6 +257,9 @@ def env_reward(
     if log_metric is not None and episodes:
         scored = [episode for episode in episodes if episode["reward"] is not None]
         log_metric("env/errored", 1.0 - len(scored) / len(episodes))
+        if failed := Counter(str(e["stop_reason"]) for e in episodes if e["reward"] is None):
+            reasons = ", ".join(f"{reason} x{count}" for reason, count in failed.most_common())
+            logger.warning(f"{failed.total()} of {len(episodes)} episodes failed and are not trained on: {reasons}")
         if scored:
             log_metric("env/success", sum(bool(episode["is_success"]) for episode in scored) / len(scored))
             log_metric("env/turns", sum(episode["n_turns"] for episode in scored) / len(scored))

@@ -136,7 +136,11 @@ def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_
     command = ["train", "sft-rl", "--config", str(path)]
     assert main([*command, "--dry_run"]) == 0
     shown = capsys.readouterr().out
-    assert "sft\ndata              4 rows" in shown and "steps             5;" in shown and "rl\nenvironments" in shown
+    assert (
+        "sft\ndata              4 rows" in shown
+        and "training          5 optimizer steps, " in shown
+        and "rl\nenvironments" in shown
+    )
     assert not (tmp_path / "out" / "sft" / "adapter_config.json").exists()
     assert main([*command, "--lora_r", "2", "--sft.max_steps", "1", "--rl.num_generations=2"]) == 0
     assert os.environ.pop("LLM_ENVS_TEST_SEEN") == "both"
@@ -336,7 +340,7 @@ def test_a_dry_run_says_which_parameters_an_adapter_has(write, capsys):
 def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
     assert main([*write("sft"), "--dry_run", "--num_train_epochs", "3", "--max_steps", "-1"]) == 0
     shown = capsys.readouterr().out
-    assert "data              4 rows" in shown and "steps             3; an epoch is 1" in shown
+    assert "data              4 rows" in shown and "training          3 optimizer steps, " in shown
     assert "⟦<answer>5</answer><|im_end|>⟧" in shown  # the oracle's first guess, from 1 to 10
     assert main([*write("ppo"), "--dry_run", "--critic", tiny_folder, "--lam", "0.9"]) == 0
     shown = capsys.readouterr().out

@@ -7,9 +7,18 @@ from datasets import Dataset
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import Curriculum, EnvChoice, read_trajectories
+from llm_envs.sources.prompt_task import PromptTask
 from llm_envs.testing import NumbersEnv
 from llm_envs.trainers import EnvGRPOTrainer
-from llm_envs.trainers.episodes.items import ListedItems, SeedItems, episode_seed, index_dataset, make_items, refills
+from llm_envs.trainers.episodes.items import (
+    MANY,
+    ListedItems,
+    SeedItems,
+    episode_seed,
+    index_dataset,
+    make_items,
+    refills,
+)
 
 MIXTURE = {"llm/Arithmetic-v0": 3.0, "llm/Countdown-v0": 1.0}
 
@@ -140,3 +149,14 @@ def test_a_curriculum_learns_and_goes_on_where_a_checkpoint_left_it(make, tmp_pa
     assert [(t.group_id, t.env_kwargs, t.messages) for t in second] == [
         (t.group_id, t.env_kwargs, t.messages) for t in expected
     ]
+
+
+def test_an_epoch_is_the_rows_of_a_data_set_or_the_declared_problems():
+    rows = [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(20)]
+    task = PromptTask(rows, lambda row, reply: 1.0, disjoint_splits=False)
+    items = make_items(task, "train", None, seed=0, env_kwargs={})
+    asked = [items.spec(index, "g").options["problem"]["answer"] for index in range(len(items))]
+    assert len(items) == 20 and sorted(map(int, asked)) == [2 * n for n in range(20)]
+    assert len(make_items(task, "train", None, seed=0, env_kwargs={}, least=32)) == 32
+    assert len(make_items(task, "train", 7, seed=0, env_kwargs={})) == 7
+    assert len(make_items("llm/Calculator-v0", "train", None, seed=0, env_kwargs={})) == MANY
