@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", metavar="RUN", help="a folder of collect, eval or a training, which may not have begun yet"
     )
     port = number("a port, 0 to 65535", lambda value: 0 <= value < 65536, int)
-    parser.add_argument("--port", type=port, default=0, metavar="N", help="port on this machine; default: a free one")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="port to listen on; default: a free one")
     parser.add_argument("--open", action=Flag, help="open it in a browser")
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer for the token view; default: the run's, if any")

@@ -231,7 +231,6 @@ def test_sources_with_nothing_to_learn(name: str, place: Path, tmp_path: Path, r
         ("nowhere", "there is neither a file nor a folder .*nowhere"),
     ):
         assert re.search(match, refused(name, "--source", tmp_path / source))
-    assert re.search("subfolders hold runs.*trajectories/process-0", refused(name, "--source", place / "grpo"))
 
 
 def test_models_that_are_none(place: Path, tmp_path: Path, refused: Refused) -> None:

@@ -19,6 +19,7 @@ from llm_envs.trainers.cli.sft_rl import SFTRLSettings, make_parser
 CONCEPTS = {
     "--agent": ("text", r"an agentenv \(file\.py:name"),
     "--algorithm": ("text", r"a published algorithm"),
+    "--all-levels": ("bool", r"(check|examine) (every|each) level"),
     "--chat-template-path": ("text", r"a jinja template to use"),
     "--config": ("text", r"yaml file with options"),
     "--devices": ("texts", r"cuda_visible_devices"),
@@ -47,6 +48,7 @@ CONCEPTS = {
     "--model": ("text", r"a folder, a name on a model hub|model checkpoint"),
     "--model-name": ("text", r"the model's name at --model url"),
     "--namespace": ("text", r"(with --all: only name/|namespace of the id)"),
+    "--open": ("bool", r"open it in a browser"),
     "--out": ("text", r"output f(older|ile)|(the output directory|folder) (where|for)"),
     "--policy": ("text", r"a script .*, or an engine"),
     "--port": ("number", r"port to listen on|its port"),
@@ -66,6 +68,7 @@ CONCEPTS = {
     "--split": ("text", r"train or test"),
     "--temperature": ("number", r"(sampling temperature|temperature for sampling|of sampling; above 0)"),
     "--thinking": ("bool", r"(passed to the chat template as |the template's )enable_thinking"),
+    "--title": ("text", r"the page's title"),
     "--tokenizer": ("text", r"tokenizer (of|for) the"),
     "--url": ("text", r"address of the server"),
     "--window": ("number", r"show the model only its last turns"),
