@@ -72,7 +72,7 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "rewards/margins": ("margin", ".3g"),
     }
 )
-"""Metric -> its name and format in a line of progress. The loss is left out beside a reward, whose sign it lacks."""
+"""Metric -> its name and format in a line of progress. Where there is a reward, the loss is left out."""
 
 
 def planned(args: Any, n_steps: int) -> str:
@@ -90,7 +90,7 @@ class ProgressLineCallback(TrainerCallback):
 
     Args:
         name: Text before the line.
-        keys: Names of the metrics to show; None: those of `SHOWN`.
+        keys: Names of the metrics to show; None: all of `SHOWN`.
         every_s: Seconds between two lines, where no bar is drawn.
     """
 
@@ -120,7 +120,7 @@ class ProgressLineCallback(TrainerCallback):
             self._write(state)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the metrics of a step; an evaluation's in a line of their own."""
+        """Show the metrics of a step; an evaluation's in a separate line."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         if evaluated := self._texts({name.removeprefix("eval_"): v for name, v in logs.items() if "eval_" in name}):
