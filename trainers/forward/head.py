@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.trainers.forward.prefix_tree import PrefixTree, build_tree
@@ -164,7 +164,8 @@ def _head(causal: Any, states_MH: torch.Tensor) -> torch.Tensor:
     """Return the logits of hidden states, shape (M, V), by the model's own forward: it may scale or cap them."""
     if not _has_trunk(causal):
         return states_MH  # the logits: nothing else could be asked for
-    with _answering(trunk_of(causal), BaseModelOutputWithPast(last_hidden_state=states_MH[None])):
+    output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_MH[None])
+    with _answering(trunk_of(causal), output):
         logits: torch.Tensor = causal(inputs_embeds=states_MH[None], use_cache=False).logits
     return logits[0]
 

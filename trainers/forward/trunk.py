@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from llm_envs.errors import ModelError
 from llm_envs.trainers.forward.tree_attention import tree_of
@@ -23,6 +24,8 @@ def trunk_of(model: Any) -> nn.Module:
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trunk = getattr(base, "base_model", base)
+    if isinstance(decoder := getattr(trunk, "decoder", None), PreTrainedModel):
+        trunk = decoder  # OPT's and BART's heads call it, past the model around it
     if trunk is base:
         raise ModelError(
             f"{type(base).__name__} has no trunk below its head whose hidden states could be read: its rows are "

@@ -84,7 +84,7 @@ def pass_positions(model: Any) -> Any:
 
 def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     mask, cache = kwargs.get("attention_mask"), kwargs.get("cache", kwargs.get("past_key_values"))
-    if mask is None or mask.ndim != 2 or cache is not None or kwargs.get("position_ids") is not None:
+    if kwargs.get("position_ids") is not None or mask is None or mask.ndim != 2 or cache is not None:
         return None
     return args, kwargs | {"position_ids": position_ids(mask)}
 
