@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -165,7 +165,7 @@ def _words(shown: Mapping[str, str]) -> str:
     return "  ".join(text if name == "s" else f"{name} {text}".rstrip() for name, text in shown.items())
 
 
-def follow_training(trainer: Any) -> None:
+def follow_training(trainer: Trainer) -> None:
     """Show a line a step in the place of transformers' dictionary of all metrics; write all to `metrics.jsonl`.
 
     Callbacks of the user's take precedence: a `ProgressLineCallback`, and none where transformers' was removed.
