@@ -46,6 +46,7 @@ PLAIN = ("llm_envs/", "trainers/", "docs/guides/")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FOLDERS = ("llm_envs", "trainers", "tasks", "docs", "examples", "tests", "proof", "benchmarks")
 EXEMPT = (
+    "proof/results/",
     "docs/reference/api/",
     "docs/reference/metrics.md",
     "docs/GALLERY.md",

@@ -27,7 +27,7 @@ NOT_READ = {
     "grpo/logs.py::LogsGenerations._gathered_table": "the rewards that are logged, and texts for `log_completions`",
     "grpo/logs.py::LogsGenerations._log_policy": "logs how far the policy is from the one that sampled",
     "grpo/base.py::EpisodeTrainer._count_learning": "counts generations that teach nothing",
-    "episodes/nothing_learned.py::has_signal": "says whether a generation teaches anything",
+    "episodes/nothing_learned.py::has_signal": "tells whether a generation teaches anything",
     "functional/batch.py::Batch.need": "reads a field, for the record too",
 }
 """The other functions that take the rows, and why a reader need not open them."""
