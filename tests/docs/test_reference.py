@@ -14,7 +14,13 @@ from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, OVER, PLACEHOLDE
 pytestmark = pytest.mark.pages
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATORS = ["docs/metrics_page.py", "docs/api_pages.py", "docs/file_map.py", "docs/settings_table.py", "docs/shell_table.py"]
+GENERATORS = [
+    "docs/metrics_page.py",
+    "docs/api_pages.py",
+    "docs/file_map.py",
+    "docs/settings_table.py",
+    "docs/shell_table.py",
+]
 
 NOT_RUN_HERE = {
     "sampling/sampling_logp_difference/": "vLLM samples",
