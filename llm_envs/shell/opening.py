@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
-from llm_envs.shell.base import Shell, ShellLimits
+from llm_envs.shell.base import HOME, Shell, ShellLimits
 from llm_envs.shell.confined import ConfinedRuntime, Isolation
 from llm_envs.shell.session import ShellSession
 
@@ -14,6 +14,7 @@ __all__ = ["RUNTIMES", "open_shell"]
 
 RUNTIMES = (*get_args(Isolation),)
 """Names of runtimes; see the guide for what each isolates."""
+_TAKEN = (f"{HOME}/", "/tmp/", "/dev/", "/proc/")
 
 
 def open_shell(
@@ -44,6 +45,8 @@ def open_shell(
         raise InvalidConfigError(f"endpoint is {endpoint!r}; it must be a host and a port from 1 to 65535.")
     if relative := [folder for folder in folders if not folder.startswith("/")]:
         raise InvalidConfigError(f"folders has {relative[0]!r}; each must be an absolute path.")
+    if hidden := [folder for folder in folders if f"{folder}/".startswith(_TAKEN)]:
+        raise InvalidConfigError(f"folders has {hidden[0]!r}; a shell has its own {', '.join(_TAKEN)}, which hide it.")
     chosen: Isolation = next(name for name in get_args(Isolation) if name == runtime)
     given = limits or ShellLimits()
     return ShellSession(ConfinedRuntime(chosen, given, endpoint, folders), given, seed)

@@ -1,12 +1,17 @@
 """A shell keeps its state, a command has limits, and nothing is left."""
 
+import io
 import os
 import socket
+import sys
+import tarfile
 import threading
+from pathlib import Path
 
 import pytest
 from shells import make_shell
 
+import llm_envs
 from llm_envs.errors import InvalidActionError, InvalidConfigError, SandboxError
 from llm_envs.processes import children_of
 from llm_envs.shell import ShellLimits, open_shell
@@ -140,6 +145,19 @@ def test_nothing_is_left_of_many_shells():
         assert file.read() == mounts
 
 
+def test_without_namespaces_the_error_names_them():
+    """Inside a shell, which lets nothing make namespaces."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
+        archive.add(Path(llm_envs.__file__).parent, "llm_envs")
+    program = "from llm_envs.shell import open_shell; open_shell().start()"
+    with make_shell(limits=ShellLimits(timeout_s=60.0, output_characters=5_000), folders=(sys.prefix,)) as shell:
+        shell.write("packed.tar", packed.getvalue())
+        said = shell.run(f"tar -xf packed.tar; {sys.executable} -c '{program}'").output
+    assert "new namespaces: Operation not permitted" in said
+    assert "/proc/sys/user/max_user_namespaces" in said
+
+
 def test_a_closed_shell_refuses():
     shell = open_shell()
     shell.close()
@@ -153,6 +171,7 @@ def test_a_closed_shell_refuses():
         ({"runtime": "namespace"}, "runtime is 'namespace'.*namespaces"),
         ({"endpoint": ("127.0.0.1", 0)}, "endpoint.*0"),
         ({"folders": ["here"]}, "folders.*here"),
+        ({"folders": ["/tmp/a"]}, "folders.*/tmp/a"),
     ],
 )
 def test_wrong_arguments(arguments, match):

@@ -20,7 +20,7 @@ from llm_envs.shell import ShellLimits
 
 ATTACKS = runpy.run_path(str(Path(__file__).with_name("shell_attacks.py")))["ATTACKS"]
 LISTED = [(kind, name) for kind, attacks in ATTACKS.items() for name in attacks]
-LIMITS = ShellLimits(timeout_s=0.5, memory_bytes=100 << 20, disk_bytes=16 << 20, processes=32, output_characters=2_000)
+LIMITS = ShellLimits(timeout_s=0.3, memory_bytes=100 << 20, disk_bytes=16 << 20, processes=32, output_characters=2_000)
 
 
 class Host:

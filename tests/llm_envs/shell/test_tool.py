@@ -10,6 +10,7 @@ from shells import make_shell
 from llm_envs import check_task
 from llm_envs.checker.subject import QUICK
 from llm_envs.env.tool import ToolEnv
+from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.registration import register_task
 from llm_envs.shell import ShellLimits, ShellTools
@@ -31,6 +32,8 @@ class WriteFile(Only, ToolEnv):
         return f"Write {self.problem['number']} into /workspace/answer, then answer done."
 
     def is_correct(self, answer):
+        if answer != "done":
+            raise InvalidActionError(f"the answer is {answer[:100]!r}; it must be 'done'")
         done = self.machine.shell.run("cat /workspace/answer")
         return done.exit_code == 0 and done.output == str(self.problem["number"])
 
@@ -72,7 +75,7 @@ def test_the_description_tells_the_limits():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.levels
 def test_an_environment_with_the_tools_keeps_the_contract():
     register_task("check/WriteFile-v0", WriteFile)
     try:
