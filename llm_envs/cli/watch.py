@@ -18,6 +18,7 @@ __all__ = ["add_arguments", "run"]
 EXAMPLES = """
 examples:
   llm-envs watch runs/grpo --open
+  llm-envs watch runs/eval --title "The first evaluation"
   llm-envs watch runs/before runs/after --port 8010
 """
 

@@ -286,8 +286,7 @@ class ConfinedRuntime:
             f"no shell can be started with runtime={self.isolation!r} on this machine: {why}. 'namespaces' and "
             "'bubblewrap' need Linux with user namespaces for everybody (/proc/sys/user/max_user_namespaces above 0, "
             "/proc/sys/kernel/apparmor_restrict_unprivileged_userns 0), or root with CAP_SYS_ADMIN; ask whoever "
-            "administers the machine, take runtime='podman' where it works, or runtime='process', which isolates "
-            "nothing."
+            "administers the machine, or take runtime='process', which isolates nothing."
         )
 
 

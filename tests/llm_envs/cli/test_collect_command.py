@@ -283,7 +283,8 @@ class TestInterrupted:
         _, error = process.communicate(timeout=300)
         assert process.returncode == 130
         stored = read_trajectories(run)
-        assert {entry.name for entry in run.iterdir()} == {"manifest.json", "shard-00000.parquet", "writer.lock"}
+        files = {"live-0.json", "manifest.json", "shard-00000.parquet", "writer.lock"}
+        assert {entry.name for entry in run.iterdir()} == files
         last = error.splitlines()[-1]
         assert last == (
             f"llm-envs: interrupted: {len(stored)} of 100000 episodes are finished and saved in {run}. "
