@@ -151,7 +151,11 @@ def test_without_namespaces_the_error_names_them():
     with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
         archive.add(Path(llm_envs.__file__).parent, "llm_envs")
     program = "from llm_envs.shell import open_shell; open_shell().start()"
+    if Path(sys.prefix).is_relative_to("/tmp"):
+        pytest.skip("this Python is in /tmp, where a shell has its own files")
     with make_shell(limits=ShellLimits(timeout_s=60.0, output_characters=5_000), folders=(sys.prefix,)) as shell:
+        if shell.run(f"{sys.executable} -c pass").exit_code:
+            pytest.skip("this Python needs more folders than its own")
         shell.write("packed.tar", packed.getvalue())
         said = shell.run(f"tar -xf packed.tar; {sys.executable} -c '{program}'").output
     assert "new namespaces: Operation not permitted" in said
