@@ -116,7 +116,6 @@ _REAL = {
     "num_generations": 8,
     "learning_rate": 3e-4,
     "warmup_steps": 2,
-    "forward": "prefix_tree",
 }
 _REAL_SLOW = {**_REAL, "max_steps": 80}  # 24 were too few: docs/results/learning.md
 # Longer rows: 8 at a time, or the logits of a step take 15 GB.
