@@ -11,12 +11,13 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 
-__all__ = ["CRASHED", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
+__all__ = ["CRASHED", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop", "check_limits"]
 
 SandboxStop = Literal["time", "memory", "output", "crash"]
 """Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
@@ -59,14 +60,27 @@ class SandboxLimits:
         Raises:
             InvalidConfigError: If a limit is not a number in its range.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            low, high = _RANGES[field.name]
-            kinds = (int, float) if field.name == "timeout_s" else (int,)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-                raise InvalidConfigError(f"SandboxLimits.{field.name} is {value!r}; it must be a finite number.")
-            if not low <= value <= high:
-                raise InvalidConfigError(f"SandboxLimits.{field.name} is {value!r}; it must be from {low} to {high}.")
+        check_limits(self, _RANGES)
+
+
+def check_limits(limits: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Check a dataclass of limits.
+
+    Args:
+        limits: Its fields are numbers, whole ones except `timeout_s`.
+        ranges: Field -> the lowest and the highest value.
+
+    Raises:
+        InvalidConfigError: If a limit is not a number in its range.
+    """
+    for field in fields(limits):
+        value, name = getattr(limits, field.name), f"{type(limits).__name__}.{field.name}"
+        low, high = ranges[field.name]
+        kinds = (int, float) if field.name == "timeout_s" else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            raise InvalidConfigError(f"{name} is {value!r}; it must be a finite number.")
+        if not low <= value <= high:
+            raise InvalidConfigError(f"{name} is {value!r}; it must be from {low} to {high}.")
 
 
 _RANGES: dict[str, tuple[float, float]] = {

@@ -6,11 +6,10 @@ misuse and a runtime that does not work raise.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.sandbox.base import check_limits
 
 __all__ = ["HOME", "Shell", "ShellLimits", "ShellResult", "ShellSnapshot", "ShellStop"]
 
@@ -44,14 +43,7 @@ class ShellLimits:
         Raises:
             InvalidConfigError: If a limit is not a number in its range.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            low, high = _RANGES[field.name]
-            kinds = (int, float) if field.name == "timeout_s" else (int,)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-                raise InvalidConfigError(f"ShellLimits.{field.name} is {value!r}; it must be a finite number.")
-            if not low <= value <= high:
-                raise InvalidConfigError(f"ShellLimits.{field.name} is {value!r}; it must be from {low} to {high}.")
+        check_limits(self, _RANGES)
 
 
 _RANGES: dict[str, tuple[float, float]] = {

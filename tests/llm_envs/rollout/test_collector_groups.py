@@ -517,7 +517,7 @@ def test_a_stream_with_a_filter_gives_the_same_groups_as_collect():
 
 
 @pytest.mark.parametrize("way", ["collect", "stream", "over"])
-@settings(max_examples=250)
+@settings(max_examples=700, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     concurrency=st.integers(1, 9),

@@ -20,7 +20,7 @@ from llm_envs.shell import ShellLimits
 
 ATTACKS = runpy.run_path(str(Path(__file__).with_name("shell_attacks.py")))["ATTACKS"]
 LISTED = [(kind, name) for kind, attacks in ATTACKS.items() for name in attacks]
-LIMITS = ShellLimits(timeout_s=0.3, memory_bytes=100 << 20, disk_bytes=16 << 20, processes=32, output_characters=2_000)
+LIMITS = ShellLimits(timeout_s=1.0, memory_bytes=100 << 20, disk_bytes=16 << 20, processes=32, output_characters=2_000)
 
 
 class Host:
@@ -112,7 +112,7 @@ def test_attack_fails_and_the_next_command_works(kind, name, shell, host):
     assert "ESCAPED" not in result.output
     assert len(result.output) < LIMITS.output_characters + 500
     shell.restore(shell.empty)  # of whatever is left, only the sandbox itself stays
-    assert shell.run("cd /workspace; ls; echo $((40 + 2))").output.splitlines()[-1:] == ["42"]
+    assert shell.run("cd /workspace; ls; echo $((40 + 2))", timeout_s=60.0).output.splitlines()[-1:] == ["42"]
     assert host.look() == host.before
 
 
@@ -123,7 +123,7 @@ def test_without_a_sandbox_the_attack_is_seen_to_succeed(name, tmp_path):
     command = next(attacks[name] for attacks in ATTACKS.values() if name in attacks).replace("; kill -9 @HOST@", "")
     try:
         with make_shell("process", limits=LIMITS) as shell:
-            said = shell.run(host.fill_in(command)).output
+            said = shell.run(host.fill_in(command), timeout_s=60.0).output
         if name == "kill a bystander":
             host.bystander.wait(60)
         assert host.token in said or "ESCAPED" in said or host.look() != host.before
