@@ -67,7 +67,7 @@ def check_limits(limits: Any, ranges: Mapping[str, tuple[float, float]]) -> None
     """Check a dataclass of limits.
 
     Args:
-        limits: Its fields are numbers, whole ones except `timeout_s`.
+        limits: Its fields are integers; only `timeout_s` may be a float.
         ranges: Field -> the lowest and the highest value.
 
     Raises:
