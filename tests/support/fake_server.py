@@ -67,6 +67,7 @@ def fake_server(respond: Respond, port: int = 0) -> Iterator[FakeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else the body waits 40 ms for the acknowledgement of the headers
 
         def do_GET(self) -> None:
             self._serve(None)
