@@ -144,7 +144,7 @@ def test_a_server_that_is_busy_at_once(folder: Path) -> None:
 
     with fake_server(lambda asked, n: Answer(429, "full")) as server:
         with pytest.raises(BridgeError, match="answered 429: full"):
-            VLLMServerPolicy(server.url, load_tokenizer(folder), connect_timeout_s=2.0)
+            VLLMServerPolicy(server.url, load_tokenizer(folder), connect_timeout_s=0.5)
         well = serving(folder)
         server.respond = lambda asked, n: well(asked, n) if n else Answer(429, "full")
         server.asked.clear()

@@ -43,9 +43,9 @@ def test_a_worker_over_its_limit_is_killed(worker):
 def test_a_worker_without_a_processor_gets_more_time_and_is_then_called_starved(worker):
     os.kill(worker.pid, signal.SIGSTOP)
     started = time.monotonic()
-    with TimeLimits().hold(worker.pid, 0.2) as limit:
+    with TimeLimits().hold(worker.pid, 0.05) as limit:
         assert worker.wait(60) == -signal.SIGKILL
-    assert time.monotonic() - started > LONGEST * 0.2
+    assert time.monotonic() - started > LONGEST * 0.05
     assert limit.was_starved
 
 

@@ -64,7 +64,7 @@ def test_a_process_that_works_or_whose_child_works_gets_on(monkeypatch):
         with running(code) as pid:
             while cpu_seconds(pid) < 0.2:  # it, or its child, is there: no disk is waited for any more
                 time.sleep(0.01)
-            assert complaint_of(pid, 3.0) is None
+            assert complaint_of(pid, 2.0) is None
 
 
 def test_one_that_sleeps_or_is_stopped_stands_still(monkeypatch):

@@ -171,11 +171,11 @@ def test_a_scorer_without_a_processor_is_an_error_and_no_answer(scorer):
     """A child that was stopped for longer than its limit, as on an overloaded machine, still answers."""
     pid = scorer.ask({"n": 1}, 60.0)["pid"]
     os.kill(pid, signal.SIGSTOP)
-    threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+    threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
     assert scorer.ask({"n": 21}, 1.0) == {"double": 42, "pid": pid}
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(SandboxError, match=r"had a processor for 0\.0 s"):
-        scorer.ask({"n": 21}, 0.1)
+        scorer.ask({"n": 21}, 0.05)
     assert scorer.ask({"n": 21}, 60.0)["double"] == 42
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gymnasium as gym
 import pytest
@@ -13,6 +14,7 @@ import llm_envs
 from llm_envs.checker.comparing import compared_repairs
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.tasks.code import fix_repository, workbench
 from llm_envs.tasks.code.boundaries import off_by_one
 from llm_envs.tasks.code.linking import LinkError, link
 from llm_envs.tasks.code.package_mistakes import outcomes_of, run_lines
@@ -269,11 +271,12 @@ def test_looking_testing_and_editing():
     assert env.step(DONE)[:2] == ("Incorrect.", 0.0)  # 0 is not False
 
 
-def test_an_own_test_runs_beside_the_others():
+def test_an_own_test_runs_beside_the_others(monkeypatch):
     env = begin()
     put(env, "/tests/test_own.py", "from harbor.rules import is_plum\n\ndef test_edge():\n    assert not is_plum(3)\n")
     assert env.step(call("run_tests"))[0].startswith("FAILED test_edge: AssertionError")
     put(env, "/tests/test_own.py", "def test_edge():\n    while True:\n        pass\n")
+    monkeypatch.setattr(workbench, "_TEST_LIMITS", replace(workbench._TEST_LIMITS, timeout_s=1.0))
     assert "over the time limit" in env.step(call("run_tests"))[0]
     put(env, "/tests/test_own.py", "def test_edge(:\n")
     assert env.step(call("run_tests"))[0] == "Error: SyntaxError: /tests/test_own.py, line 1: invalid syntax"
@@ -302,8 +305,10 @@ RIGHT = "def is_plum(x):\n    return x > 3\n\n\ndef is_fig(x):\n    return is_pl
         ("", 0),
     ],
 )
-def test_hidden_tests_decide(rules, paid):
+def test_hidden_tests_decide(rules, paid, monkeypatch):
     env = begin()
+    if "while True" in rules:
+        monkeypatch.setattr(fix_repository, "_JUDGE_LIMITS", replace(fix_repository._JUDGE_LIMITS, timeout_s=1.0))
     env.unwrapped.workbench.machine.files["/harbor/rules.py"] = rules
     observation, reward, terminated, _, info = env.step(DONE)
     assert (observation, reward, terminated) == ("Correct." if paid else "Incorrect.", paid, True)

@@ -8,6 +8,8 @@ import torch.multiprocessing as mp
 
 from llm_envs.policies.vllm.lockstep import Agreed, Lockstep, PeerFailedError
 
+SCENARIOS = ("requests", "agreement", "failure in a step", "failure before")
+
 
 class Engine:
     """Notes what it is told; refuses the prompt "bad"."""
@@ -34,6 +36,7 @@ class Engine:
 
 
 def work(rank, folder, scenario):
+    """Play a scenario in one of the two processes, and write down what it found."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/{scenario}-store", rank=rank, world_size=2)
     engine = Engine()
     both = Lockstep(engine, dist.new_group([0, 1], backend="gloo"))
@@ -76,13 +79,17 @@ def work(rank, folder, scenario):
     dist.destroy_process_group()
 
 
-@pytest.fixture
-def run(tmp_path):
-    def both(scenario):
-        mp.spawn(work, (str(tmp_path), scenario), nprocs=2)
-        return [json.loads((tmp_path / f"{scenario}-{rank}.json").read_text()) for rank in (0, 1)]
+def work_through(rank, folder):
+    for scenario in SCENARIOS:
+        work(rank, folder, scenario)
 
-    return both
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two processes play all scenarios: importing torch takes them longer than all of it."""
+    folder = tmp_path_factory.mktemp("lockstep")
+    mp.spawn(work_through, (str(folder),), nprocs=2)
+    return lambda scenario: [json.loads((folder / f"{scenario}-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def test_every_engine_is_told_the_same_in_the_same_order_and_a_refusal_goes_to_who_asked(run):
@@ -101,7 +108,7 @@ def test_weights_change_when_all_have_new_ones_and_the_end_comes_when_all_are_cl
     assert set(one["agreed"]) <= {agreed.name for agreed in Agreed}
 
 
-@pytest.mark.parametrize("scenario", ["failure in a step", "failure before"])
+@pytest.mark.parametrize("scenario", SCENARIOS[2:])
 def test_a_failure_is_everybodys(run, scenario):
     one, other = run(scenario)
     assert one["error"] == "out of memory"

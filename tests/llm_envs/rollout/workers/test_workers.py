@@ -419,7 +419,7 @@ class TestPlaces:
         """Long enough for it to come to its end and the environment to be closed; and no longer."""
         notes = tmp_path / "notes"
         monkeypatch.setenv("ROGUE_NOTES", str(notes))
-        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 1.0 if deed == "note" else PATIENCE_S)
+        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 0.2 if deed == "note" else PATIENCE_S)
 
         async def main(pool: WorkerPool) -> None:
             runner = pool.runner(maker(at="step", deed=deed), None)
