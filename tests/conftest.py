@@ -174,7 +174,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Collect without the garbage collector: nothing is garbage yet, and it would look at all modules again and again."""
+    """Collect without the garbage collector: it would look at all imported modules again and again."""
     gc.disable()
     try:
         return (yield)
