@@ -12,6 +12,7 @@ the other process has nothing left to do; and a test marked `alone` runs while n
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import os
 import signal
@@ -169,6 +170,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         return (yield)
     finally:
         turns.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect without the garbage collector: it would look at all imported modules again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,7 +50,7 @@ def serving(location: str = "", host: str = "127.0.0.1") -> Iterator[tuple[str, 
     """Give the address of a server and what it is sent."""
     handler = type("Handler", (Recorder,), {"seen": [], "location": location})
     with http.server.ThreadingHTTPServer((host, 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://{host}:{server.server_port}", handler.seen
         server.shutdown()
 
