@@ -187,7 +187,7 @@ def _levels(family: str) -> dict[str, str]:
         import minigrid  # noqa: F401  # registers its levels
         from minigrid.envs.babyai.core import roomgrid_level
     except ImportError as error:
-        raise MissingExtraError(f"llm/{family}-v0 needs `minigrid`: pip install 'llm-envs[minigrid]'.") from error
+        raise MissingExtraError(f"llm/{family}-v0 needs `minigrid`: pip install 'llm-envs[benchmarks]'.") from error
     roomgrid_level.print = _print_nothing  # type: ignore[attr-defined]  # it prints each draw that it rejects
     start = f"{family}-"
     ids = [env_id for env_id in gym.registry if env_id.startswith(start) and not env_id.startswith("MiniGrid-WFC-")]

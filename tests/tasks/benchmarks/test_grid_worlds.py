@@ -13,7 +13,7 @@ from llm_envs.tasks.benchmarks import grid_worlds
 from llm_envs.tasks.benchmarks.grid_guide import Guide
 from llm_envs.tasks.benchmarks.grid_words import ACTIONS, describe, name_of
 
-pytest.importorskip("minigrid", reason="minigrid is not installed here: pip install 'llm-envs[minigrid]'")
+pytest.importorskip("minigrid", reason="minigrid is not installed here: pip install 'llm-envs[benchmarks]'")
 BABY, MINI = "llm/BabyAI-v0", "llm/MiniGrid-v0"
 WITHOUT_ORACLE = ("Memory", "Playground")
 
@@ -222,7 +222,9 @@ def test_errors_say_what_to_do(monkeypatch):
         start(MINI, "FourRooms", -1)
     grid_worlds._levels.cache_clear()
     monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(MissingExtraError, match=r"llm/BabyAI-v0 needs `minigrid`: pip install 'llm-envs\[minigrid\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"llm/BabyAI-v0 needs `minigrid`: pip install 'llm-envs\[benchmarks\]'"
+    ):
         gym.make(BABY)
     monkeypatch.undo()
     grid_worlds._levels.cache_clear()
