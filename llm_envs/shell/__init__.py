@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from llm_envs.shell.base import HOME, Shell, ShellLimits, ShellResult, ShellSnapshot
+from llm_envs.shell.container import CLIENTS
 from llm_envs.shell.opening import RUNTIMES, open_shell
 from llm_envs.shell.tool import ShellTools
 
 __all__ = [
+    "CLIENTS",
     "HOME",
     "RUNTIMES",
     "Shell",

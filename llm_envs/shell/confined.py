@@ -31,19 +31,19 @@ from llm_envs.shell.base import HOME, ShellLimits
 from llm_envs.shell.relay import Relay
 from llm_envs.shell.runtime import Program, close_quietly
 
-__all__ = ["ConfinedRuntime", "Isolation"]
+__all__ = ["FIRST_UID", "HOLDS", "INSIDE", "KERNEL", "PULSE_S", "SUPERVISOR", "ConfinedRuntime", "Isolation"]
 
-Isolation = Literal["namespaces", "bubblewrap", "process"]
+Isolation = Literal["namespaces", "bubblewrap", "process", "container"]
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_KERNEL = Path(seccomp.__file__).with_name("child.py")
-_INSIDE = "/run/llm-envs"
-_PULSE_S = 1.0
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+KERNEL = Path(seccomp.__file__).with_name("child.py")
+INSIDE = "/run/llm-envs"
+PULSE_S = 1.0
 _END_S = 10.0
 """Longest time for the supervisor to end, before it is killed."""
 _CPU_S = 24 * 3_600
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_FIRST_UID = 61_184
+FIRST_UID = 61_184
 """As in the CPython sandbox: of users that nothing else runs as."""
 
 _WATCHED = "looked at every 0.1 s; at too many, all are killed"
@@ -71,6 +71,14 @@ HOLDS: dict[str, dict[str, str]] = {
         "disk": "rlimit of each file",
         "end": "the supervisor kills its descendants",
     },
+    "container": _SAME
+    | {
+        "host files": "the image and the folders given, read-only",
+        "privileges": f"{_SAME['privileges']}, and the client's",
+        "memory": f"the container's cgroup; {_SAME['memory']}",
+        "processes": f"the container's cgroup; {_WATCHED}",
+        "disk": "three file systems in memory, each of that size; any number of files",
+    },
 }
 """How each runtime isolates and limits."""
 
@@ -79,11 +87,14 @@ class ConfinedRuntime:
     """A sandbox with our supervisor.
 
     Args:
-        isolation: Who isolates: our supervisor, `bwrap`, or none.
+        isolation: Who isolates: our supervisor, `bwrap`, none, or a client of containers (`ContainerRuntime`).
         limits: Of the shell.
         endpoint: Host and port that programs reach at 127.0.0.1 and the same port; None: nothing.
         folders: Folders of the host that are visible at the same place, read-only.
     """
+
+    _seen: int
+    """The process that has all others of the sandbox below it, as the host counts."""
 
     def __init__(
         self,
@@ -111,22 +122,18 @@ class ConfinedRuntime:
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"the shell {self.isolation!r} needs Linux, and this is {sys.platform}.")
         folder = ""
-        if self.isolation == "process":
+        if self.isolation in ("process", "container"):
             folder = os.path.realpath(tempfile.mkdtemp(prefix="shell-"))
+        if self.isolation == "process":
             self.home, self.folders = folder, (folder,)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._process = self._popen(theirs)
-        except OSError as error:
-            ours.close()
+            self._process, self._control = self._launch(folder)
+        except (OSError, SandboxError) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise SandboxError(f"{self._complaint(str(error))}") from error
-        finally:
-            theirs.close()
-        self._control = ours
-        ours.send(json.dumps(self._settings()).encode())
+            raise error if isinstance(error, SandboxError) else SandboxError(self._complaint(str(error))) from error
+        self._control.send(json.dumps(self._settings()).encode())
         self._relay = Relay(self._endpoint) if self._endpoint else None
-        self._end = weakref.finalize(self, _end, self._process, ours, self._relay, folder, self._owner)
+        self._end = weakref.finalize(self, _end, self._process, self._control, self._relay, folder, self._owner)
         self._wait_until_ready()
 
     def spawn(self, argv: Sequence[str], folder: str, variables: Mapping[str, str]) -> Program:
@@ -134,11 +141,12 @@ class ConfinedRuntime:
         ends = [*os.pipe(), *os.pipe(), *os.pipe()]
         stdin, our_stdin, our_stdout, stdout, our_end, end = ends
         fixed = {"HOME": self.home, "USER": "agent", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "TZ": "UTC"}
+        path = {"PATH": ":".join(self._path)} if self._path else {}
         order = {
             "do": "start",
             "argv": list(argv),
             "cwd": folder,
-            "env": {**fixed, "GIT_PAGER": "cat", "PATH": ":".join(self._path), **variables},
+            "env": {**fixed, "GIT_PAGER": "cat", **path, **variables},
         }
         try:
             socket.send_fds(self._control, [json.dumps(order).encode()], [stdin, stdout, end])
@@ -179,8 +187,8 @@ class ConfinedRuntime:
 
     def clock(self) -> tuple[float, float] | None:
         """Return what the kernel counts."""
-        used_s, waited_ns = cpu_seconds(self._process.pid), 0
-        for pid in children_of(self._process.pid):
+        used_s, waited_ns = cpu_seconds(self._seen), 0
+        for pid in children_of(self._seen):
             with contextlib.suppress(OSError, IndexError):
                 waited_ns += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
         return None if used_s is None else (used_s, waited_ns / 1e9)
@@ -202,7 +210,7 @@ class ConfinedRuntime:
         """Return what the supervisor is told, in its first message: others could read its arguments."""
         return {
             "isolation": self.isolation,
-            "kernel": f"{_INSIDE}/{_KERNEL.name}" if self.isolation == "bubblewrap" else str(_KERNEL),
+            "kernel": f"{INSIDE}/{KERNEL.name}" if self.isolation in ("bubblewrap", "container") else str(KERNEL),
             "home": self.home,
             "folders": self._visible,
             "port": self._endpoint[1] if self._endpoint and self.isolation != "process" else 0,
@@ -214,21 +222,34 @@ class ConfinedRuntime:
             "processes": self.limits.processes,
         }
 
+    def _launch(self, folder: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the supervisor; return its process, or its client's, and our end of its socket."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            process = self._popen(theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._seen = process.pid
+        return process, ours
+
     def _popen(self, control: socket.socket) -> subprocess.Popen[bytes]:
         """Start the supervisor, in bubblewrap if that is asked for."""
         python = [self._python, "-I", "-S", "-B"]
         options: dict[str, Any] = {"cwd": "/", "env": {"PATH": os.defpath}, "start_new_session": True}
         options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if self.isolation != "bubblewrap":
-            command = [*python, str(_SUPERVISOR), str(control.fileno())]
+            command = [*python, str(SUPERVISOR), str(control.fileno())]
             return subprocess.Popen(command, pass_fds=[control.fileno()], **options)
-        sources = [os.open(path, os.O_RDONLY) for path in (_KERNEL, _SUPERVISOR)]
+        sources = [os.open(path, os.O_RDONLY) for path in (KERNEL, SUPERVISOR)]
         try:
             given = self._bubblewrap(sources)
             if os.geteuid() == 0:  # root could write to /proc/sys, and the kernel does not count its processes
-                uid = _FIRST_UID + os.getpid() % 4_000
+                uid = FIRST_UID + os.getpid() % 4_000
                 options |= {"user": uid, "group": uid, "extra_groups": []}
-            command = [*given, *python, f"{_INSIDE}/{_SUPERVISOR.name}", str(control.fileno())]
+            command = [*given, *python, f"{INSIDE}/{SUPERVISOR.name}", str(control.fileno())]
             options |= {"stderr": subprocess.PIPE}
             return subprocess.Popen(command, pass_fds=[control.fileno(), *sources], **options)
         finally:
@@ -254,13 +275,13 @@ class ConfinedRuntime:
         for folder in ("/dev/shm", HOME, "/tmp"):
             given += ["--size", size, "--tmpfs", folder]
         given += ["--symlink", "/tmp", "/var/tmp"]
-        for descriptor, path in zip(sources, (_KERNEL, _SUPERVISOR), strict=True):
-            given += ["--ro-bind-data", str(descriptor), f"{_INSIDE}/{path.name}"]
+        for descriptor, path in zip(sources, (KERNEL, SUPERVISOR), strict=True):
+            given += ["--ro-bind-data", str(descriptor), f"{INSIDE}/{path.name}"]
         return [*given, "--remount-ro", "/dev", "--remount-ro", "/", "--"]
 
     def _wait_until_ready(self) -> None:
         watch, complaint, message = StartWatch(self._process.pid), None, None
-        self._control.settimeout(_PULSE_S)
+        self._control.settimeout(PULSE_S)
         while complaint is None and message is None:
             with contextlib.suppress(TimeoutError):
                 try:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.shell.base import HOME, Shell, ShellLimits
 from llm_envs.shell.confined import ConfinedRuntime, Isolation
+from llm_envs.shell.container import CLIENTS, ContainerRuntime
+from llm_envs.shell.runtime import Runtime
 from llm_envs.shell.session import ShellSession
 
 __all__ = ["RUNTIMES", "open_shell"]
 
-RUNTIMES = (*get_args(Isolation),)
+_OURS: dict[str, Isolation] = {"namespaces": "namespaces", "bubblewrap": "bubblewrap", "process": "process"}
+RUNTIMES = (*_OURS, *CLIENTS)
 """Names of runtimes; see the guide for what each isolates."""
 _TAKEN = (f"{HOME}/", "/tmp/", "/dev/", "/proc/")
 
 
 def open_shell(
-    runtime: str = "namespaces",
+    runtime: str | Sequence[str] = "namespaces",
     *,
+    image: str | None = None,
     limits: ShellLimits | None = None,
     seed: int = 0,
     endpoint: tuple[str, int] | None = None,
@@ -28,7 +31,8 @@ def open_shell(
     """Return a shell, which starts with its first call. Close it after use.
 
     Args:
-        runtime: One of `RUNTIMES`. "process" isolates nothing.
+        runtime: One of `RUNTIMES`, or the command of a client of containers (`CLIENTS`). "process" isolates nothing.
+        image: The container's image, with bash and Python 3.8; for a client of containers only.
         limits: Its resources.
         seed: Of `RANDOM` and Python's hashes.
         endpoint: Host and port that programs reach at 127.0.0.1 and this port; by default they reach nothing.
@@ -37,9 +41,16 @@ def open_shell(
     Raises:
         InvalidConfigError: If an argument is out of its range.
     """
-    if runtime not in RUNTIMES:
+    if isinstance(runtime, str) and runtime not in RUNTIMES:
         raise InvalidConfigError(
-            f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}.{did_you_mean(runtime, RUNTIMES)}"
+            f"runtime is {runtime!r}; it must be one of {', '.join(RUNTIMES)}, or the command of a client of "
+            f"containers as a list.{did_you_mean(runtime, RUNTIMES)}"
+        )
+    is_ours = isinstance(runtime, str) and runtime in _OURS
+    if is_ours == (image is not None):
+        raise InvalidConfigError(
+            f"image is {image!r} with runtime={runtime!r}; {', '.join(_OURS)} take no image, and clients of containers "
+            "need one."
         )
     if endpoint is not None and not 0 < endpoint[1] < 65_536:
         raise InvalidConfigError(f"endpoint is {endpoint!r}; it must be a host and a port from 1 to 65535.")
@@ -47,6 +58,11 @@ def open_shell(
         raise InvalidConfigError(f"folders has {relative[0]!r}; each must be an absolute path.")
     if hidden := [folder for folder in folders if f"{folder}/".startswith(_TAKEN)]:
         raise InvalidConfigError(f"folders has {hidden[0]!r}; a shell has its own {', '.join(_TAKEN)}, which hide it.")
-    chosen: Isolation = next(name for name in get_args(Isolation) if name == runtime)
     given = limits or ShellLimits()
-    return ShellSession(ConfinedRuntime(chosen, given, endpoint, folders), given, seed)
+    made: Runtime
+    if image is None:
+        made = ConfinedRuntime(_OURS[str(runtime)], given, endpoint, folders)
+    else:
+        template = CLIENTS[runtime] if isinstance(runtime, str) else tuple(runtime)
+        made = ContainerRuntime(template, image, given, endpoint, folders)
+    return ShellSession(made, given, seed)

@@ -45,7 +45,9 @@ done
 """
 """A signal makes bash leave what it is in: the trap on every further command returns from one level after the other."""
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-_CLEAR = 'for folder; do find "$folder" -mindepth 1 -delete; done'
+_CLEAR = 'for folder; do chmod -f u+rwx "$folder"; find "$folder" -mindepth 1 -delete; done'
+_PACK = 'cd /; find "$@" -mindepth 1 -print0 | tar --null --no-recursion -cf - -T -'
+"""Without the folders themselves, which in a container are root's."""
 _DEFINITIONS = r"""
 for __name in $(compgen -v); do
   case $__name in
@@ -151,7 +153,7 @@ class ShellSession:
             self._begin()
         variables = self._ask(_DEFINITIONS)
         folders = [folder.removeprefix("/") for folder in self._runtime.folders]
-        code, archive = self._execute(["tar", "-C", "/", "-cf", "-", "--", *folders])
+        code, archive = self._execute(["bash", "-c", _PACK, "pack", *folders])
         if code > 1:  # 1: a file has changed meanwhile
             raise SandboxError(f"a snapshot of the shell failed: {archive[-300:].decode('utf-8', 'replace')}")
         return ShellSnapshot(archive, self._folder, variables)

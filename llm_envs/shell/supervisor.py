@@ -1,7 +1,7 @@
 """The first process of a shell's sandbox. A script that uses only the standard library.
 
-It closes itself in (`isolation`: "namespaces"), or `bwrap` has done so before it starts. Then it obeys the host's
-orders, one JSON message each on a socket that keeps messages apart, some with descriptors:
+It closes itself in (`isolation`: "namespaces"), or `bwrap` or a container has done so before it starts. Then it
+obeys the host's orders, one JSON message each on a socket that keeps messages apart, some with descriptors:
 
 - start a program without privileges, under the limits and the filter of system calls;
 - remember which processes there are, and kill the others; kill one; end.
@@ -256,7 +256,8 @@ class Supervisor:
         os.chdir(self.config["home"])
         with contextlib.suppress(OSError):
             os.chdir(order["cwd"])
-        os.execvpe(order["argv"][0], order["argv"], order["env"])
+        path = os.environ.get("PATH", os.defpath)  # of the image
+        os.execvpe(order["argv"][0], order["argv"], {"PATH": path, **order["env"]})
 
     def reap(self) -> None:
         """Take note of processes that have ended."""
@@ -378,10 +379,19 @@ def set_up(config: dict[str, Any], control: socket.socket) -> tuple[int | None, 
     return uid, listeners
 
 
+def connect(place: str) -> socket.socket:
+    """Return the host's socket: a descriptor by its number, or a path, which takes one caller."""
+    if place.isdigit():
+        return socket.socket(fileno=int(place))
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(place)
+    return control
+
+
 def main() -> None:
     """Set up, report, and serve."""
     global kernel
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = connect(sys.argv[1])
     config = json.loads(control.recv(1 << 17))
     kernel = load(config["kernel"])
     try:

@@ -29,6 +29,7 @@ class ShellTools(Toolset):
 
     Args:
         runtime: See `open_shell`.
+        image: See `open_shell`.
         limits: See `open_shell`; the tools' descriptions state them.
         endpoint: See `open_shell`.
         folders: See `open_shell`.
@@ -38,14 +39,20 @@ class ShellTools(Toolset):
 
     def __init__(
         self,
-        runtime: str = "namespaces",
+        runtime: str | Sequence[str] = "namespaces",
         *,
+        image: str | None = None,
         limits: ShellLimits | None = None,
         endpoint: tuple[str, int] | None = None,
         folders: Sequence[str] = (),
     ) -> None:
         self.limits = limits or ShellLimits()
-        self._arguments: dict[str, Any] = {"runtime": runtime, "endpoint": endpoint, "folders": tuple(folders)}
+        self._arguments: dict[str, Any] = {
+            "runtime": runtime,
+            "image": image,
+            "endpoint": endpoint,
+            "folders": tuple(folders),
+        }
         self._seed = 0
         self._shell: Shell | None = None
         self.last_result: ShellResult | None = None

@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from shells import make_shell
+from shells import RUNTIMES, make_shell
 
 import llm_envs
 from llm_envs.shell import ShellLimits
@@ -84,16 +83,7 @@ def host(tmp_path_factory):
     host.close()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "namespaces",
-        pytest.param(
-            "bubblewrap",
-            marks=[pytest.mark.slow, pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")],
-        ),
-    ],
-)
+@pytest.fixture(scope="module", params=RUNTIMES)
 def shell(request):
     with make_shell(request.param, limits=LIMITS) as shell:
         yield shell
