@@ -83,6 +83,7 @@ class ContainerRuntime(ConfinedRuntime):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                cwd=folder,  # podman leaves a file there if memory runs out
             )
             try:
                 control = self._accept(listener, process)
@@ -101,7 +102,7 @@ class ContainerRuntime(ConfinedRuntime):
             "image": self._image,
             "memory": str(limits.memory_bytes),
             "disk": str(limits.disk_bytes),
-            "pids": str(limits.processes + 64),  # the supervisor holds the limit itself, and says so in its result
+            "pids": str(limits.processes + 64),  # the supervisor holds the limit itself
             "user": str(FIRST_UID + int.from_bytes(os.urandom(2), "big") % 4_000),
         }
         places = [(folder, INSIDE), *((os.path.realpath(path), path) for path in self._visible)]
@@ -125,6 +126,6 @@ class ContainerRuntime(ConfinedRuntime):
         client = self._template[0]
         return (
             f"no shell can be started by {client!r} in the image {self._image!r}: {why}. The image needs bash and "
-            f"Python 3.8 or newer. If {client} needs further options, give its whole command as `runtime`: "
+            f"Python 3.8 or newer. If {client} needs further options, give its command with them as `runtime`: "
             "llm_envs.shell.CLIENTS has those that are known."
         )

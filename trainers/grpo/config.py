@@ -132,7 +132,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
         },
     )
     forward: Forward = field(
-        default="padded",
+        default="auto",
         metadata={
             "help": "How the rows of a micro-batch are computed: padded; prefix_tree, each token that rows share once "
             "and no padding; auto, prefix_tree on a CPU if it is exact for the model, else padded."

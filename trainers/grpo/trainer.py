@@ -411,7 +411,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     @property
     def _keeps_groups(self) -> bool:
-        return self.args.forward != "padded" or self.generation.pairs is not None
+        args, forward = self.args, self.args.forward
+        # TRL's quantile is of a micro-batch, which then depends on the order of rows.
+        is_tree = self.accelerator.device.type == "cpu" and args.top_entropy_quantile == 1.0
+        return forward == "prefix_tree" or (forward == "auto" and is_tree) or self.generation.pairs is not None
 
     # For each optimizer step.
 

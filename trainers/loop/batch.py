@@ -26,7 +26,7 @@ __all__ = [
 
 
 def score_rows(
-    model: torch.nn.Module, batch: Batch, *, with_entropies: bool = False, forward: Forward = "padded"
+    model: torch.nn.Module, batch: Batch, *, with_entropies: bool = False, forward: Forward = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the model's log-probabilities of a batch's completion tokens, in one forward pass.
 
@@ -67,7 +67,7 @@ def score_batch(
     *,
     micro_batch_size: int | None = None,
     autocast_dtype: torch.dtype | None = None,
-    forward: Forward = "padded",
+    forward: Forward = "auto",
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows, without gradient, shape (B, T); 0 in trimmed padding.
 

@@ -38,7 +38,7 @@ class LoopSettings:
     """Optimizer steps per epoch, each on a part of the groups."""
     micro_batch_size: int | None = None
     """Rows of one forward and backward pass; None: a full minibatch. It affects memory, not the gradient."""
-    forward: Forward = "padded"
+    forward: Forward = "auto"
     """How rows are computed: "padded"; "prefix_tree", each token that rows share once (`forward.tree_rows`); "auto":
     prefix_tree on a CPU if it is exact for the model, else padded. It affects time and memory, not the gradient."""
     autocast_dtype: torch.dtype | None = None

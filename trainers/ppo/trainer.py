@@ -147,7 +147,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
                 with self._whole_activations(), captured_states(self.accelerator.unwrap_model(self.model)) as states:
                     # The pass is made for the hidden states, so ask for the log-probability of one token only.
                     self._get_per_token_logps_and_entropies(self.model, *chunk, 1)
-                parts.append(self.critic.read(states[0]))
+                parts.append(self.critic.read(states[-1]))
             else:
                 parts.append(self._separate_values(*chunk))
         values = torch.cat(parts)
@@ -184,7 +184,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             with captured_states(self.accelerator.unwrap_model(model)) as states:
                 loss = super()._compute_loss(model, inputs)
             detached = self.is_warming_up or not self.args.value_trains_trunk
-            values = self.critic.read(states[0].detach() if detached else states[0])
+            values = self.critic.read(states[-1].detach() if detached else states[-1])
         else:
             loss = super()._compute_loss(model, inputs)
             values = self._separate_values(
