@@ -1,6 +1,7 @@
 """Shells by runtime: start, a command, a snapshot, a return to it; 64 open together; and leftovers of many episodes.
 
     python benchmarks/shells.py [--check] [--out FILE] [--rounds N] [--together N] [--episodes N]
+        [--container CLIENT IMAGE]
 
 *Start*: with the first command. *Snapshot* and *restore*: of 100 files of 10 kB. *Together*: so many shells
 are open, and each runs five commands. *Episodes*: start, three commands, one process left behind, close, by
@@ -22,7 +23,7 @@ from measuring import Column, Figure, Report, finish, make_parser
 
 from llm_envs.errors import SandboxError
 from llm_envs.processes import children_of
-from llm_envs.shell import RUNTIMES, ShellLimits, open_shell
+from llm_envs.shell import CLIENTS, RUNTIMES, ShellLimits, open_shell
 
 METHOD = (
     "*Start*: with the first command. *Snapshot*, *restore*: of 100 files of 10 kB. *Open*: shells together, "
@@ -46,7 +47,7 @@ LIMITS = ShellLimits(timeout_s=120.0)
 THREADS = 8
 
 
-def steps(runtime: str, rounds: int) -> dict[str, float]:
+def steps(given: dict[str, Any], rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each step of one shell."""
     times: dict[str, list[float]] = {}
 
@@ -57,7 +58,7 @@ def steps(runtime: str, rounds: int) -> dict[str, float]:
         return result
 
     for _ in range(rounds):
-        shell = open_shell(runtime, limits=LIMITS)
+        shell = open_shell(**given, limits=LIMITS)
         timed("start", shell.run, "true")
         for _ in range(10):
             timed("command", shell.run, "true")
@@ -68,9 +69,9 @@ def steps(runtime: str, rounds: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def rate(runtime: str, n_shells: int) -> float:
+def rate(given: dict[str, Any], n_shells: int) -> float:
     """Return the commands a second of many shells that are open together."""
-    shells = [open_shell(runtime, limits=LIMITS) for _ in range(n_shells)]
+    shells = [open_shell(**given, limits=LIMITS) for _ in range(n_shells)]
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda shell: shell.start(), shells))
@@ -99,11 +100,11 @@ def _text(path: Path) -> str:
         return ""
 
 
-def episodes(runtime: str, n: int) -> tuple[float, int]:
+def episodes(given: dict[str, Any], n: int) -> tuple[float, int]:
     """Play episodes; return how many a second, and how much more is there than before."""
 
     def play(number: int) -> None:
-        shell = open_shell(runtime, limits=LIMITS)
+        shell = open_shell(**given, limits=LIMITS)
         try:
             assert (said := shell.run("ls -A").output) == "", said
             shell.run(f"echo {number} > f; setsid nohup sleep 4321.5 > /dev/null 2>&1 &")
@@ -124,17 +125,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--together", type=int, default=64)
     parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--container", nargs=2, metavar=("CLIENT", "IMAGE"))
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for runtime in RUNTIMES:
+    places: list[dict[str, Any]] = [{"runtime": runtime} for runtime in RUNTIMES if runtime not in CLIENTS]
+    if options.container:
+        places.append(dict(zip(("runtime", "image"), options.container, strict=True)))
+    for given in places:
+        runtime = given["runtime"]
         try:
-            row = {"runtime": runtime, **steps(runtime, options.rounds)}
+            row = {"runtime": runtime, **steps(given, options.rounds)}
         except SandboxError as error:
             print(f"{runtime}: {error}", file=sys.stderr)
             continue
-        row |= {"together": options.together, "commands_per_s": rate(runtime, options.together)}
+        row |= {"together": options.together, "commands_per_s": rate(given, options.together)}
         n = options.episodes if runtime == "namespaces" else max(1, options.episodes // 10)
-        per_s, left = episodes(runtime, n)
+        per_s, left = episodes(given, n)
         rows.append(row | {"episodes": n, "episodes_per_s": per_s, "left": left})
     figures = [Figure(f"start of a shell, {row['runtime']}", row["start_ms"], "ms", "lower") for row in rows]
     for row in rows:
