@@ -157,9 +157,6 @@ def test_an_interactive_bash_completes(tmp_path: Path, cache: str) -> None:
         wait_for("llm-envs play ")
         os.write(master, b"llm/Wordl\t")
         wait_for("llm/Wordle-v0 ")
-        if importlib.util.find_spec("trl") is not None:
-            os.write(master, b"\x15llm-envs train grpo --num-iter\t")
-            wait_for("--num-iterations ")
     finally:
         shell.kill()
         shell.wait()
