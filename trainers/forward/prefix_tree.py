@@ -7,6 +7,7 @@ nothing are one run each, which is packing; a shared prompt is a trunk.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ class Run:
     stop: int
     path: torch.Tensor
     """Shape (D,), int64: all nodes from the first token of the row to the end of the run, in order."""
+    parts: tuple[int, ...]
+    """The path as numbers of the tree's parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,8 @@ class PrefixTree:
     """Int64: each token's node; -1 at padding."""
     runs: tuple[Run, ...]
     """All nodes, in order."""
+    part_sizes: tuple[int, ...]
+    """The nodes in order, cut wherever a path leaves or enters consecutive numbers: how many are in each part."""
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -98,8 +103,21 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
     def tensor(parts: list[npt.NDArray[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)).to(ids_BL.device)
 
-    made = tuple(Run(start, stop, torch.from_numpy(path).to(ids_BL.device)) for start, stop, path in runs)
-    return PrefixTree(tensor(ids), tensor(depth), tensor(parent), tensor([node_BL.ravel()]).view(node_BL.shape), made)
+    # A path is consecutive numbers but for its jumps to where a row has forked.
+    pieces = [np.split(path, np.flatnonzero(np.diff(path) != 1) + 1) for _, _, path in runs]
+    cuts = sorted({0, n_nodes, *(end for each in pieces for piece in each for end in (piece[0], piece[-1] + 1))})
+    made = tuple(
+        Run(start, stop, torch.from_numpy(path).to(ids_BL.device), _parts(cuts, each))
+        for (start, stop, path), each in zip(runs, pieces, strict=True)
+    )
+    place_BL = tensor([node_BL.ravel()]).view(node_BL.shape)
+    return PrefixTree(tensor(ids), tensor(depth), tensor(parent), place_BL, made, tuple(np.diff(cuts).tolist()))
+
+
+def _parts(cuts: list[int], pieces: list[npt.NDArray[np.int64]]) -> tuple[int, ...]:
+    """Return the numbers of the parts between cuts that a path's pieces consist of."""
+    ends = [(bisect_left(cuts, piece[0]), bisect_left(cuts, piece[-1] + 1)) for piece in pieces]
+    return tuple(number for first, end in ends for number in range(first, end))
 
 
 def _common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:

@@ -80,9 +80,12 @@ def _attend(
         return original(module, query, key, value, attention_mask, *args, **kwargs)
     outputs = []
     masks: Any = getattr(attention_mask, "by_run")  # noqa: B009  # tensors declare no attributes
-    for run, mask in zip(tree.runs, masks, strict=True):
-        seen = (states.index_select(2, run.path) for states in (key, value))
-        outputs.append(sdpa(module, query[:, :, run.start : run.stop], *seen, mask, *args, **kwargs)[0])
+    # Cut once and put together: gradients add up by part, where an index would write the whole tree each time.
+    queries = query.split([run.stop - run.start for run in tree.runs], dim=2)
+    keys, values = (states.split(tree.part_sizes, dim=2) for states in (key, value))
+    for run, own, mask in zip(tree.runs, queries, masks, strict=True):
+        seen = (torch.cat([parts[number] for number in run.parts], dim=2) for parts in (keys, values))
+        outputs.append(sdpa(module, own, *seen, mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
 
 

@@ -39,8 +39,8 @@ def trunk_of(model: Any) -> nn.Module:
 def captured_states(model: Any, *, as_rows: bool = True) -> Iterator[list[torch.Tensor]]:
     """Collect the trunk's last hidden states of every forward pass inside the block, each (B, T, H), with gradient.
 
-    A pass through a head that does not return its logits returns no hidden states either. Before the first pass of a
-    model, `reads_tree` may try it: the states of a pass are the last ones.
+    A pass through a head that does not return its logits returns no hidden states either. `reads_tree` may try a model
+    by several passes, so it is called before.
 
     Args:
         model: The model, without a wrapper.

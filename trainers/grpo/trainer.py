@@ -398,16 +398,18 @@ class EnvGRPOTrainer(EpisodeTrainer):
         """Return TRL's result, with position ids that start at each row's first token; or a served teacher's answer."""
         if isinstance(model, ServedTeacher):
             return model.logps(*args[:3], temperature=self.temperature), None, None
-        causal = pass_positions(self.accelerator.unwrap_model(model))
-        is_tree = reads_tree(
-            self.args.forward, model, causal, self.accelerator.device, has_router_loss=self.aux_loss_enabled
-        )
+        causal, is_tree = self._causal_and_layout(model)
         if self.args.keep_sampling_mask:
             own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
             return self.generation.kept.scores(model, *args, **kwargs | own, causal=causal, is_tree=is_tree)
         if is_tree:
             model = TreeRows(model, causal)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def _causal_and_layout(self, model: Any) -> tuple[Any, bool]:
+        """Return the language model inside, which takes positions from now on, and whether rows are a prefix tree."""
+        causal, device = pass_positions(self.accelerator.unwrap_model(model)), self.accelerator.device
+        return causal, reads_tree(self.args.forward, model, causal, device, has_router_loss=self.aux_loss_enabled)
 
     @property
     def _keeps_groups(self) -> bool:

@@ -141,13 +141,15 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         )
         n_prompt, n_tokens = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         parts = []
+        if self.critic.is_shared:
+            self._causal_and_layout(self.model)  # it may try the model, and those states are no values
         for start in range(0, len(ids), size):
             chunk = ids[start : start + size], mask[start : start + size]
             if self.critic.is_shared:
                 with self._whole_activations(), captured_states(self.accelerator.unwrap_model(self.model)) as states:
                     # The pass is made for the hidden states, so ask for the log-probability of one token only.
                     self._get_per_token_logps_and_entropies(self.model, *chunk, 1)
-                parts.append(self.critic.read(states[-1]))
+                parts.append(self.critic.read(states[0]))
             else:
                 parts.append(self._separate_values(*chunk))
         values = torch.cat(parts)
@@ -181,10 +183,11 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         inputs = trim_padding(inputs)
         # A shared critic reads the hidden states of the policy's forward pass, which must run inside the block.
         if self.critic.is_shared:
+            self._causal_and_layout(model)
             with captured_states(self.accelerator.unwrap_model(model)) as states:
                 loss = super()._compute_loss(model, inputs)
             detached = self.is_warming_up or not self.args.value_trains_trunk
-            values = self.critic.read(states[-1].detach() if detached else states[-1])
+            values = self.critic.read(states[0].detach() if detached else states[0])
         else:
             loss = super()._compute_loss(model, inputs)
             values = self._separate_values(
