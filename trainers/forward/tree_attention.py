@@ -84,9 +84,13 @@ def _attend(
     queries = query.split([run.stop - run.start for run in tree.runs], dim=2)
     keys, values = (states.split(tree.part_sizes, dim=2) for states in (key, value))
     for run, own, mask in zip(tree.runs, queries, masks, strict=True):
-        seen = (torch.cat([parts[number] for number in run.parts], dim=2) for parts in (keys, values))
+        seen = (_joined([parts[number] for number in run.parts]) for parts in (keys, values))
         outputs.append(sdpa(module, own, *seen, mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _kinds(config: Any) -> list[str]:
