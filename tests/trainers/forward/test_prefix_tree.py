@@ -61,7 +61,9 @@ def test_runs_are_all_nodes_in_order_and_their_paths_go_back_to_the_first(rows):
     assert [node for run in tree.runs for node in range(run.start, run.stop)] == list(range(len(tree)))
     assert len(tree.runs) <= len(rows)
     ancestors = tree.ancestors()
+    parts = torch.arange(len(tree)).split(tree.part_sizes)
     for run in tree.runs:
+        assert torch.cat([parts[number] for number in run.parts]).equal(run.path)
         for node in range(run.start, run.stop):
             path, place = [], node
             while place >= 0:
