@@ -158,7 +158,7 @@ without-torch:
 	$(call CREATE,build/$@)
 	build/$@/bin/pip install -q --no-compile -e '.[tools]' pyarrow pytest pytest-xdist hypothesis jinja2
 	PYTHONPATH=tests/support build/$@/bin/python -m pytest -p without_torch -m "$(PLAIN)" \
-		$$(build/$@/bin/python tests/support/wall.py tests core) $(PARALLEL) $(PYTEST_ARGS)
+		$$(build/$@/bin/python tests/support/wall.py tests core | grep -v ^tests/trainers/) $(PARALLEL) $(PYTEST_ARGS)
 
 # Bridges to other suites, and the renderers: each file of tests in the environment that has its library.
 VERIFIERS_TESTS := test_(verifiers_taskset|verifiers_env|nemo_gym|renderer).py
