@@ -34,6 +34,7 @@ __all__ = [
     "pad_rows",
     "rollout_output",
     "slice_rows",
+    "take_rows",
 ]
 
 REWARD_FIELD = "trajectory_reward"
@@ -257,3 +258,19 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+def take_rows(batch: Mapping[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+    """Return a batch with some of its rows, in a given order.
+
+    Args:
+        batch: Tensors and lists of B rows; None and scalars are kept.
+        rows: Int64: their numbers.
+    """
+
+    def take(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim:
+            return value[rows.to(value.device)]
+        return [value[row] for row in rows.tolist()] if isinstance(value, list) else value
+
+    return {name: take(value) for name, value in batch.items()}

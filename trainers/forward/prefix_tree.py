@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["PrefixTree", "Run", "build_tree"]
+__all__ = ["PrefixTree", "Run", "build_tree", "n_shared_tokens", "tokens_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,13 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
         ids_BL: Shape (B, L), int64.
         mask_BL: Shape (B, L): 1 at tokens, 0 at padding, which may be on both sides. A row may have no token.
     """
-    is_token = mask_BL.bool().cpu().numpy()
-    rows = [ids[own] for ids, own in zip(ids_BL.cpu().numpy(), is_token, strict=True)]
+    is_token, rows = mask_BL.bool().cpu().numpy(), tokens_of(ids_BL, mask_BL)
     node_BL = np.full(is_token.shape, -1, dtype=np.int64)
     runs: list[tuple[int, int, npt.NDArray[np.int64]]] = []
     ids, depth, parent = [], [], []
     before, path, n_nodes = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     for row in sorted(range(len(rows)), key=lambda row: rows[row].tolist()):
-        n_shared, n_own = _common(before, rows[row]), len(rows[row])
+        n_shared, n_own = n_shared_tokens(before, rows[row]), len(rows[row])
         stop = n_nodes + n_own - n_shared
         path = np.concatenate([path[:n_shared], np.arange(n_nodes, stop)])
         if stop > n_nodes:
@@ -120,7 +119,13 @@ def _parts(cuts: list[int], pieces: list[npt.NDArray[np.int64]]) -> tuple[int, .
     return tuple(number for first, end in ends for number in range(first, end))
 
 
-def _common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
+def tokens_of(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> list[npt.NDArray[np.int64]]:
+    """Return each row without its padding."""
+    is_token = mask_BL.bool().cpu().numpy()
+    return [ids[own] for ids, own in zip(ids_BL.cpu().numpy(), is_token, strict=True)]
+
+
+def n_shared_tokens(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
     """Return how many tokens two rows share at their beginning."""
     n = min(len(one), len(other))
     differing = np.flatnonzero(one[:n] != other[:n])

@@ -31,13 +31,21 @@ from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.describing import describing
 from llm_envs.trainers.engines.engines import colocated_engine
-from llm_envs.trainers.episodes.batches import StepShares, batch_from_trl, pad_rows, rollout_output, slice_rows
+from llm_envs.trainers.episodes.batches import (
+    StepShares,
+    batch_from_trl,
+    pad_rows,
+    rollout_output,
+    slice_rows,
+    take_rows,
+)
 from llm_envs.trainers.episodes.generation import STATE_FILE, GenerationPlayer, close_policy, make_collector
 from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.episodes.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.episodes.nothing_learned import LearningCount, generation_yield, has_signal, why_nothing
 from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.episodes.training_record import RecordsLearning, precision
+from llm_envs.trainers.forward.token_parts import n_token_parts, token_parts
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
@@ -252,33 +260,71 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
             logger.warning(warning)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the loss of a micro-batch, in parts of the configured size if forks made the micro-batch larger.
+        """Return the loss of a micro-batch, in parts if it has too many rows, by forks, or too many tokens.
 
         Our losses are sums over rows, so parts can be added. Gradients of all parts but the last are accumulated here,
         which keeps memory use unchanged.
         """
         # transformers calls this for each micro-batch, and runs the backward pass of the loss that it returns.
-        size = self.args.per_device_train_batch_size
-        n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
-        # A router's loss is a mean over the micro-batch, which parts would count several times. DeepSpeed's engine
-        # steps at every backward pass. The entropies of the micro-batch decide which tokens count.
-        is_whole = self.aux_loss_enabled or self.is_deepspeed_enabled or self._algorithm.top_entropy_quantile < 1
         if self._mode == "eval":
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
             self._add_means(self._n_loss_items(inputs), {"loss": loss})
             return loss
-        if n_rows <= size or is_whole:
-            return super().compute_loss(model, inputs, *args, **kwargs)
+        parts = self._parts(model, inputs)
         done = torch.zeros((), device=self.accelerator.device)
-        for start in range(0, n_rows, size):
-            part = {key: slice_rows(value, start, start + size) for key, value in inputs.items()}
-            if start + size >= n_rows:  # transformers runs the backward pass of the last part
-                return super().compute_loss(model, part, *args, **kwargs) + done
+        for rows in parts[:-1]:
             with self.accelerator.no_sync(model):
-                loss = super().compute_loss(model, part, *args, **kwargs)
+                loss = super().compute_loss(model, take_rows(inputs, rows), *args, **kwargs)
                 self.accelerator.backward(loss)
             done = done + loss.detach()
-        return done
+        # transformers runs the backward pass of the last part
+        last = inputs if len(parts) == 1 else take_rows(inputs, parts[-1])
+        return super().compute_loss(model, last, *args, **kwargs) + done
+
+    def _parts(self, model: Any, inputs: dict[str, Any]) -> Sequence[torch.Tensor]:
+        """Return the row numbers of a micro-batch's parts; as many on every process."""
+        ids, size = inputs["prompt_ids"], self.args.per_device_train_batch_size
+        most, numbers = self.args.max_tokens_per_micro_batch, torch.arange(len(ids), device=ids.device)
+        if self._needs_whole() is not None:
+            return [numbers]
+        if most is None:
+            return numbers.split(size)
+        rows = (
+            torch.cat([ids, inputs["completion_ids"]], 1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1),
+        )
+        is_tree = self._causal_and_layout(model)[1]
+        n_parts = max(gather_object([n_token_parts(*rows, most, is_tree=is_tree)]))
+        return token_parts(*rows, n_parts, is_tree=is_tree)
+
+    def _needs_whole(self) -> str | None:
+        """Return why a micro-batch cannot be computed in parts, if so."""
+        if self.aux_loss_enabled:
+            return "a router's loss is a mean over the micro-batch, which parts would count several times"
+        if self.is_deepspeed_enabled:
+            return "DeepSpeed's engine steps at every backward pass"
+        if any(algorithm.top_entropy_quantile < 1 for algorithm in self.algorithms.known):
+            return "top_entropy_quantile looks at the entropies of a whole micro-batch"
+        return None
+
+    def _check_parts(self) -> None:
+        """Refuse a limit of tokens that could not be kept.
+
+        Raises:
+            InvalidConfigError: With what looks at a whole micro-batch.
+        """
+        most, whole = self.args.max_tokens_per_micro_batch, self._needs_whole()
+        if self.algorithms.has_pairs:
+            whole = "the rows of a pair are in one micro-batch"
+        if most is not None and whole is not None:
+            raise InvalidConfigError(
+                f"max_tokens_per_micro_batch={most}: {whole}. Set it to None, and a smaller "
+                "per_device_train_batch_size."
+            )
+
+    def _causal_and_layout(self, model: Any) -> tuple[Any, bool]:
+        """Return the language model inside, which takes positions from now on, and whether rows are a prefix tree."""
+        raise NotImplementedError
 
     def _n_loss_items(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return how many tokens, prompts or rows the loss of an evaluation's batch is a mean over."""

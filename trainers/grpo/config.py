@@ -138,6 +138,13 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "and no padding; auto, prefix_tree on a CPU if it is exact for the model, else padded."
         },
     )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "The most tokens of one forward and backward pass; a micro-batch with more is computed in parts of "
+            "whole rows that begin alike. The gradient is the same. None: no limit."
+        },
+    )
     save_trajectories: bool = field(
         default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
     )
@@ -175,6 +182,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
+            ("max_tokens_per_micro_batch", (self.max_tokens_per_micro_batch or 1) >= 1, "at least 1, or None"),
             ("forward", self.forward in FORWARDS, f"one of {', '.join(FORWARDS)}"),
             ("per_device_train_batch_size", not is_torn, f"{whole}: a process plays whole groups"),
             ("per_device_eval_batch_size", not is_eval_torn, f"a multiple of num_generations_eval={eval_group}"),

@@ -175,6 +175,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._guarded = args.logps_tolerance is None
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
+        self._check_parts()
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
         self._policy = self._start_vllm() if args.use_vllm else trainer_policy(self)
