@@ -38,10 +38,10 @@ ALL_LAYOUTS = "8 of 256, nothing shared"
 METHOD = (
     "Forward and backward pass of a micro-batch with {model}, float32, PyTorch's attention (SDPA) and TRL's fused "
     'head. *Padded* is what TRL\'s trainer does. *Prefix tree*: `forward="prefix_tree"`. *Plain loop*: `score_rows` on '
-    "padded rows; *logits whole*: as it was before it read the head in parts. *Unique*: tokens that differ in what is "
+    "padded rows; *all logits*: as it was before it read the head in parts. *Unique*: tokens that differ in what is "
     "before them. Seconds are the process's CPU time with one thread. Memory is what the passes took beyond the model."
 )
-LAYOUTS = ("padded", "prefix tree", "plain loop", "plain loop, logits whole")
+LAYOUTS = ("padded", "prefix tree", "plain loop", "plain loop, all logits")
 COLUMNS = [
     Column("case", "rows"),
     Column("layout", "layout"),

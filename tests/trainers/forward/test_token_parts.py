@@ -1,4 +1,4 @@
-"""Parts of a micro-batch are all its rows, within their tokens, and train as the whole."""
+"""Parts of a micro-batch are all its rows, within their tokens, and train like it."""
 
 from functools import partial
 
