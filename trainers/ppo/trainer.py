@@ -142,7 +142,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         n_prompt, n_tokens = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         parts = []
         if self.critic.is_shared:
-            self._causal_and_layout(self.model)  # it may try the model, and those states are no values
+            self._causal_and_layout(self.model)  # it may try the model, whose states then are not these
         for start in range(0, len(ids), size):
             chunk = ids[start : start + size], mask[start : start + size]
             if self.critic.is_shared:
