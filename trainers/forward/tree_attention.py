@@ -80,7 +80,7 @@ def _attend(
         return original(module, query, key, value, attention_mask, *args, **kwargs)
     outputs = []
     masks: Any = getattr(attention_mask, "by_run")  # noqa: B009  # tensors declare no attributes
-    # Cut once and put together: gradients add up by part, where an index would write the whole tree each time.
+    # Cut once and put together: gradients add up by part, where an index would write as much as all nodes each time.
     queries = query.split([run.stop - run.start for run in tree.runs], dim=2)
     keys, values = (states.split(tree.part_sizes, dim=2) for states in (key, value))
     for run, own, mask in zip(tree.runs, queries, masks, strict=True):

@@ -285,7 +285,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         """Return the row numbers of a micro-batch's parts; as many on every process."""
         ids, size = inputs["prompt_ids"], self.args.per_device_train_batch_size
         most, numbers = self.args.max_tokens_per_micro_batch, torch.arange(len(ids), device=ids.device)
-        if self._needs_whole() is not None:
+        if self._needs_one_part() is not None:
             return [numbers]
         if most is None:
             return numbers.split(size)
@@ -297,28 +297,28 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         n_parts = max(gather_object([n_token_parts(*rows, most, is_tree=is_tree)]))
         return token_parts(*rows, n_parts, is_tree=is_tree)
 
-    def _needs_whole(self) -> str | None:
+    def _needs_one_part(self) -> str | None:
         """Return why a micro-batch cannot be computed in parts, if so."""
         if self.aux_loss_enabled:
             return "a router's loss is a mean over the micro-batch, which parts would count several times"
         if self.is_deepspeed_enabled:
             return "DeepSpeed's engine steps at every backward pass"
         if any(algorithm.top_entropy_quantile < 1 for algorithm in self.algorithms.known):
-            return "top_entropy_quantile looks at the entropies of a whole micro-batch"
+            return "top_entropy_quantile compares the entropies of one micro-batch"
         return None
 
     def _check_parts(self) -> None:
         """Refuse a limit of tokens that could not be kept.
 
         Raises:
-            InvalidConfigError: With what looks at a whole micro-batch.
+            InvalidConfigError: With what needs a micro-batch in one part.
         """
-        most, whole = self.args.max_tokens_per_micro_batch, self._needs_whole()
+        most, reason = self.args.max_tokens_per_micro_batch, self._needs_one_part()
         if self.algorithms.has_pairs:
-            whole = "the rows of a pair are in one micro-batch"
-        if most is not None and whole is not None:
+            reason = "the rows of a pair are in one micro-batch"
+        if most is not None and reason is not None:
             raise InvalidConfigError(
-                f"max_tokens_per_micro_batch={most}: {whole}. Set it to None, and a smaller "
+                f"max_tokens_per_micro_batch={most}: {reason}. Set it to None, and a smaller "
                 "per_device_train_batch_size."
             )
 
