@@ -141,8 +141,8 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
     max_tokens_per_micro_batch: int | None = field(
         default=None,
         metadata={
-            "help": "The most tokens of one forward and backward pass; a micro-batch with more is computed in parts, of "
-            "rows that begin alike. The gradient is the same. None: no limit."
+            "help": "The most tokens of one forward and backward pass; a micro-batch with more is computed in parts, "
+            "of rows that begin alike. The gradient is the same. None: no limit."
         },
     )
     save_trajectories: bool = field(
