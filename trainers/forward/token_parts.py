@@ -14,7 +14,7 @@ __all__ = ["n_token_parts", "token_parts"]
 
 
 def n_token_parts(ids_BL: torch.Tensor, mask_BL: torch.Tensor, max_tokens: int, *, is_tree: bool) -> int:
-    """Return the fewest parts of at most so many tokens. A row that is longer is alone.
+    """Return the fewest parts of at most so many tokens. A row that is longer makes one part.
 
     Args:
         ids_BL: Shape (B, L), int64.
