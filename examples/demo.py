@@ -138,7 +138,7 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Pat
         logging_steps=math.ceil(args.sft_steps / 30),
         save_strategy="no",
         report_to="none",
-        disable_tqdm=True,
+        disable_tqdm=False,
         seed=args.seed,
     )
     shown = [
@@ -165,13 +165,12 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         learning_rate=args.grpo_learning_rate,
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
-        forward="prefix_tree",
         use_vllm=use_vllm,
         vllm_max_model_length=1024 if use_vllm else None,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        disable_tqdm=True,
+        disable_tqdm=False,
         seed=args.seed,
     )
     shown = [
