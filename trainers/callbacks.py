@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -72,7 +72,7 @@ SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "rewards/margins": ("margin", ".3g"),
     }
 )
-"""Metric -> its name and format in a line of progress. The loss is left out beside a reward, whose sign it lacks."""
+"""Metric -> its name and format in a line of progress. If there is a reward, the loss is left out."""
 
 
 def planned(args: Any, n_steps: int) -> str:
@@ -90,7 +90,7 @@ class ProgressLineCallback(TrainerCallback):
 
     Args:
         name: Text before the line.
-        keys: Names of the metrics to show; None: those of `SHOWN`.
+        keys: Names of the metrics to show; None: the names in `SHOWN`.
         every_s: Seconds between two lines, where no bar is drawn.
     """
 
@@ -165,7 +165,7 @@ def _words(shown: Mapping[str, str]) -> str:
     return "  ".join(text if name == "s" else f"{name} {text}".rstrip() for name, text in shown.items())
 
 
-def follow_training(trainer: Any) -> None:
+def follow_training(trainer: Trainer) -> None:
     """Show a line a step in the place of transformers' dictionary of all metrics; write all to `metrics.jsonl`.
 
     Callbacks of the user's take precedence: a `ProgressLineCallback`, and none where transformers' was removed.

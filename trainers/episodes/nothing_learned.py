@@ -33,7 +33,7 @@ _PAGE = "docs/guides/debug.md has what to do"
 
 @dataclass(frozen=True)
 class Yield:
-    """What one process can learn from in a generation."""
+    """The part of a generation on one process, and whether it can teach anything."""
 
     has_signal: bool
     """Whether any token that is trained has an advantage, or any pair was found."""
