@@ -120,7 +120,7 @@ class ProgressLineCallback(TrainerCallback):
             self._write(state)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the metrics of a step; an evaluation's in a line of their own."""
+        """Show the metrics of a step; an evaluation has a separate line."""
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         if evaluated := self._texts({name.removeprefix("eval_"): v for name, v in logs.items() if "eval_" in name}):

@@ -116,7 +116,7 @@ def named_functions(functions: Any, kind: str) -> dict[str, Any]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function's part: its `__name__`, that of the function in a partial, or a lambda's line."""
+    """Return the name of a function's part: its `__name__`, also inside a partial, or a lambda's line."""
     while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
         function = function.func
     if name == "<lambda>":

@@ -20,9 +20,9 @@ def name_problem(name: str) -> str | None:
         return None
     is_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
     if is_local or _HUB_NAME.fullmatch(name) is None:
-        return "there is no such folder, and names on a hub have the form owner/name"
+        return "there is no such folder"
     if path.parent != Path(".") and path.parent.is_dir():
-        return f"the folder {path.parent} has no folder {path.name}"
+        return f"the folder {path.parent} does not contain {path.name}"
     return None
 
 
@@ -45,6 +45,6 @@ def check_hub(name: str) -> None:
         return  # it answered: transformers has the words for a missing or gated model
     except Exception as error:
         raise ModelError(
-            f"{name!r} is no folder here, and the hub cannot be reached to look for it ({type(error).__name__}: "
+            f"there is no folder {name!r}, and the hub cannot be asked for it ({type(error).__name__}: "
             f"{error}). Give the folder of a model, or connect this machine."
         ) from error
