@@ -255,7 +255,7 @@ def check_model(name: str | None, option: str = "--model", marks: Sequence[str] 
         raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no config.json{hint}.")
     if (problem := name_problem(name)) is not None:
         raise InvalidConfigError(
-            f"{option} {name}: {problem}. It takes a folder that save_pretrained wrote, or a name on a hub."
+            f"{option} {name}: {problem}. It takes one that save_pretrained wrote, or a name on a hub."
         )
     return name
 

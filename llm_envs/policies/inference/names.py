@@ -14,13 +14,13 @@ _TIMEOUT_S = 10.0
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a name is neither a folder that exists nor a name on a hub; None: it is one of them."""
+    """Return the problem of a name that is neither an existing folder nor a name on a hub; None for the others."""
     path = Path(name)
     if path.is_dir():
         return None
     is_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
     if is_local or _HUB_NAME.fullmatch(name) is None:
-        return "there is no such folder"
+        return "the folder does not exist"
     if path.parent != Path(".") and path.parent.is_dir():
         return f"the folder {path.parent} does not contain {path.name}"
     return None
@@ -45,6 +45,6 @@ def check_hub(name: str) -> None:
         return  # it answered: transformers has the words for a missing or gated model
     except Exception as error:
         raise ModelError(
-            f"there is no folder {name!r}, and the hub cannot be asked for it ({type(error).__name__}: "
+            f"the folder {name!r} does not exist, and the hub cannot be asked for it ({type(error).__name__}: "
             f"{error}). Give the folder of a model, or connect this machine."
         ) from error

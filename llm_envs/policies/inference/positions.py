@@ -86,7 +86,8 @@ def accepts_positions(model_class: Any) -> bool:
 def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
     """Return a cache as the argument of a model's forward; transformers 5.24 renamed `past_key_values` to `cache`."""
     causal = _causal(getattr(model, "module", model))
-    is_new = "cache" in inspect.signature(type(causal).forward).parameters
+    forward = getattr(type(causal), "forward", None)
+    is_new = forward is not None and "cache" in inspect.signature(forward).parameters
     return {"cache" if is_new else "past_key_values": cache}
 
 

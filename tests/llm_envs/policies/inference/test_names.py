@@ -14,7 +14,7 @@ def test_folders_and_names_on_a_hub_pass_and_mistyped_folders_do_not(tmp_path, m
     for name in ("runs/demo", str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
         assert name_problem(name) is None, name
     for name in ("./nosuch", "/nosuch", "~/m", "a/b/c", "file.txt", "two words"):
-        assert "no such folder" in name_problem(name), name
+        assert "does not exist" in name_problem(name), name
     assert "the folder runs does not contain demos" in name_problem("runs/demos")
     with pytest.raises(ModelError, match="runs/demos"):
         load_tokenizer("runs/demos")
