@@ -198,7 +198,7 @@ test-scale: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 	LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,ray) $(call ROOM,scale) $(PYTEST_ARGS)
 	$(RECORD)
 
-test-real-model: real-model $(VENV_VLLM)/.stamp
+test-real-model: $(VENV)/.stamp real-model $(VENV_VLLM)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m proof.templates
 	$(VENV)/bin/python -m proof.sglang
@@ -221,7 +221,9 @@ check-tasks-thorough: $(VENV)/.stamp $(VENV_SUITES)/.stamp
 	LLM_ENVS_CERTIFY_ALL=1 $(VENV)/bin/python -m pytest tests/llm_envs/checker/test_certification_tasks.py $(PARALLEL) $(PYTEST_ARGS)
 	LLM_ENVS_CHECK_ALL=1 $(VENV_SUITES)/bin/python -m pytest tests/llm_envs/checker/test_check_suites.py tests/tasks/benchmarks/test_alf_world.py $(PARALLEL) $(PYTEST_ARGS)
 
-real-model: $(VENV)/.stamp
+# The environment that is there, or the least that can read the model: not the developers'.
+real-model:
+	test -x $(VENV)/bin/python || { $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -c constraints.txt -e '.[train]' gguf; }
 	$(VENV)/bin/python -m proof.real_model
 
 gallery: $(VENV)/.stamp

@@ -96,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.stderr.isatty():  # bars of transformers, which would fill a log with carriage returns
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     given, is_debug = take_debug(sys.argv[1:] if argv is None else argv)
+    if not given and "_ARGCOMPLETE" not in os.environ:
+        create_parser().print_help()
+        return 0
     if "_ARGCOMPLETE" in os.environ:
         from llm_envs.cli.shell_completion import complete
 

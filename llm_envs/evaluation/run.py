@@ -146,7 +146,7 @@ def evaluate(
         policy: Any policy.
         n: Number of problems, each with its own seed.
         k: Samples of each problem.
-        codec: Messages to token ids, for a token policy.
+        codec: Messages to token ids, for a token policy; None: the policy's own, if it has one.
         split: Passed to the environment; None for an environment without splits, or if `env_kwargs` has it.
         seed: Decides which problems are played: equal seeds compare policies on equal problems.
         env_kwargs: Further arguments of the environment, such as `difficulty`.
@@ -162,7 +162,11 @@ def evaluate(
     """
     kwargs = dict(env_kwargs or {})
     _check_split("env_kwargs", kwargs, split)
-    settings |= {"codec": codec, "seed": seed, "env_kwargs": kwargs | ({} if split is None else {"split": split})}
+    settings |= {
+        "codec": codec or getattr(policy, "codec", None),
+        "seed": seed,
+        "env_kwargs": kwargs | ({} if split is None else {"split": split}),
+    }
     with _collector(envs, policy, n, split, settings) as collector:
         groups = collector.collect(n, k)
     name = ", ".join(choice.env_id for choice in collector.source.choices) + (f" [{split}]" if split else "")
@@ -195,7 +199,7 @@ def evaluate_suite(
             more problems than before (`n`), and another k within its samples.
         shard: Play only the problems of this shard into `out`, and return the results of these. `merge_runs` joins the
             shards, and `replay` scores all of them.
-        codec: Messages to token ids, for a token policy.
+        codec: Messages to token ids, for a token policy; None: the policy's own, if it has one.
         confidence: Confidence of all intervals.
         settings: Further settings that decide the episodes, such as a model's name, as JSON types; stored in the
             results.
@@ -214,7 +218,7 @@ def evaluate_suite(
         raise InvalidConfigError("a shard of an evaluation needs a folder (out), from which all shards are merged.")
     out = None if out is None else local_path(out, "an evaluation")
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
-    collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
+    collector = {"progress": False, "codec": codec or getattr(policy, "codec", None)} | collector | {"seed": suite.seed}
     if out is not None:
         if resume and (out / MANIFEST_NAME).exists():
             # An actor's policy is known only when it runs; `collect_run` compares it.

@@ -116,11 +116,11 @@ def named_functions(functions: Any, kind: str) -> dict[str, Any]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function's part: its `__name__`, or the name of the function inside a partial."""
+    """Return the name of a function's part: its `__name__`, also inside a partial, or a lambda's line."""
     while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
         function = function.func
     if name == "<lambda>":
-        return "reward"
+        return f"lambda_line_{function.__code__.co_firstlineno}"
     return str(name) if name is not None else type(function).__name__
 
 

@@ -21,6 +21,7 @@ from llm_envs.cli.arguments import check_one, concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
+from llm_envs.policies.inference.names import name_problem
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
@@ -46,7 +47,12 @@ ENV: dict[str, Any] = {
 }
 """Metadata of the field `env`."""
 
-_ALIASES = {"--model-name-or-path": "--model", "--output-dir": "--out", "--num-generations": "--group-size"}
+_ALIASES = {
+    "--model-name-or-path": "--model",
+    "--output-dir": "--out",
+    "--num-generations": "--group-size",
+    "--resume-from-checkpoint": "--resume",
+}
 """TRL's name of an option -> the name in the other commands."""
 
 _ONLY_WITH_PEFT = ("use_rslora", "use_dora")
@@ -130,6 +136,8 @@ class TrainingParser(Parser, TrlParser):
             kwargs["type"] = concurrency
         if "--report_to" in names:
             kwargs["nargs"] = "+"
+        if "--resume_from_checkpoint" in names:
+            kwargs |= {"nargs": "?", "const": "true"}
         if alias := _ALIASES.get(dashed(names[0])):
             kwargs["dest"] = names[0].removeprefix("--")
             names = (alias, *names)
@@ -245,9 +253,9 @@ def check_model(name: str | None, option: str = "--model", marks: Sequence[str] 
         inside = sorted({path.parent.name for path in folder.glob("*/config.json")})
         hint = f"; there is one in {', '.join(inside)} below it" if inside else ""
         raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no config.json{hint}.")
-    if not folder.is_dir() and (folder.exists() or _is_path(name)):
+    if (problem := name_problem(name)) is not None:
         raise InvalidConfigError(
-            f"{option} {name}: there is no such folder. It takes one that save_pretrained wrote, or a name on a hub."
+            f"{option} {name}: {problem}. It takes one that save_pretrained wrote, or a name on a hub."
         )
     return name
 
@@ -270,11 +278,6 @@ def loading(**given: str | None) -> Iterator[None]:
         names = ", ".join(f"--{option} {name}" for option, name in given.items() if name is not None)
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{names}: {first_line} Each is a folder that is there, or a name on a hub.") from error
-
-
-def _is_path(name: str) -> bool:
-    """Return whether a name must be a local path, because hub names have the form `name` or `owner/name`."""
-    return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:

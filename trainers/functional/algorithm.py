@@ -26,7 +26,7 @@ from llm_envs.trainers.functional.advantages import (
     reinforce,
 )
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k2, k3, mean_kl
+from llm_envs.trainers.functional.kl import KL_ESTIMATORS, KLFn, KLSchedule, check_reward_estimator, k1, k2, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
     RatioLevel,
@@ -98,8 +98,8 @@ class Algorithm:
     constant: float | None = None
     """The constant of `normalisation="constant"`; None: the greatest completion length, `Batch.max_length`."""
     kl_fn: KLFn | None = None
-    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference. None: `k3` in the loss, `k1` elsewhere,
-    where `k2`, `k3` and `absolute` are refused."""
+    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference, or its name in `KL_ESTIMATORS`. None: `k3`
+    in the loss, `k1` elsewhere, where `k2`, `k3` and `absolute` are refused."""
     kl_coef: float | KLSchedule = 0.0
     """Coefficient of the KL; 0: no reference is needed. A schedule `(step, n_steps, kl) -> coefficient`
     (`trainers.schedules`) works in the trainers."""
@@ -132,7 +132,12 @@ class Algorithm:
     overlong punishment, `rewards.create_overlong_penalty`); 0: no punishment."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a batch."""
+        """Check what can be checked without a batch. A KL may be named."""
+        if isinstance(self.kl_fn, str):
+            if self.kl_fn not in KL_ESTIMATORS:
+                known = ", ".join(KL_ESTIMATORS)
+                raise ValueError(f"kl_fn={self.kl_fn!r} is not known; give a function or one of {known}.")
+            object.__setattr__(self, "kl_fn", KL_ESTIMATORS[self.kl_fn])
         choices = {
             "normalisation": get_args(Normalisation),
             "kl_in": ("loss", "reward", "advantage"),

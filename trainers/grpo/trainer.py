@@ -40,6 +40,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
 from llm_envs.policies.inference.sampling import has_filters
+from llm_envs.rewards import RewardFns
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
@@ -102,7 +103,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
         context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
         rewards: Your reward functions, shaping, weights and aggregate, such as
-            `RewardSettings(reward_fns=brief, shaping_fns=create_step_cost(0.01))`; None: the task's reward.
+            `RewardSettings(reward_fns=brief, shaping_fns=create_step_cost(0.01))`; a function, a list or a mapping of
+            names to functions are its `reward_fns`; None: the task's reward.
         group_filter: Keeps the groups to train on (`llm_envs.rollout.filters`). Dropped groups are replaced by new
             ones; at most `args.max_refills` are played for each place.
         trajectory_filter: Keeps the episodes to train on (`llm_envs.rollout.filters`). Rewards of the others still
@@ -139,7 +141,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         context_fn: ContextFn | None = None,
-        rewards: RewardSettings | None = None,
+        rewards: RewardSettings | RewardFns | None = None,
         group_filter: GroupFilter | None = None,
         trajectory_filter: TrajectoryFilter | None = None,
         algorithm: Algorithms | None = None,
@@ -152,7 +154,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        rewards = (rewards or RewardSettings()).limited(function_limit(args))
+        settings = rewards if isinstance(rewards, RewardSettings) else RewardSettings(reward_fns=rewards)
+        rewards = settings.limited(function_limit(args))
         self._reward_settings = rewards_from_trl(args, rewards)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)

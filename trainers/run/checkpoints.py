@@ -25,6 +25,7 @@ __all__ = [
     "check_files",
     "check_unused",
     "find_checkpoints",
+    "make_base_absolute",
     "resume_point",
     "trainer_of",
 ]
@@ -109,6 +110,7 @@ class ChecksCheckpoint:
         """
         trainer = cast("Any", self)
         follow_training(trainer)
+        make_base_absolute(trainer.model)
         guard_trackers(trainer.callback_handler.callbacks)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
@@ -126,6 +128,14 @@ class ChecksCheckpoint:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         check_files(resume_from_checkpoint)
         super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+
+def make_base_absolute(model: Any) -> None:
+    """Let a model's adapters name a base that is a folder by its absolute path: they then load from every folder."""
+    for config in getattr(model, "peft_config", {}).values():
+        base = config.base_model_name_or_path
+        if base and Path(base).is_dir():
+            config.base_model_name_or_path = str(Path(base).resolve())
 
 
 def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | None:

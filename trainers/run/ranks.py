@@ -147,7 +147,7 @@ def set_for_machine(args: Any) -> None:
     """
     if args.disable_tqdm is None:
         args.disable_tqdm = not can_draw(sys.stderr)
-    for name in ("checkpointing", "checkpointing_kwargs"):  # TRL sets the old name, and transformers warns of it
+    for name in ("checkpointing", "checkpointing_kwargs"):  # TRL sets the old name, and transformers warns
         if getattr(args, f"activation_{name}", 0) is None:
             setattr(args, f"activation_{name}", getattr(args, f"gradient_{name}"))
     if torch.accelerator.is_available():

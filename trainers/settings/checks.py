@@ -11,6 +11,7 @@ from accelerate.utils import is_peft_model
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
+from llm_envs.policies.inference.names import check_hub, name_problem
 from llm_envs.trainers.engines.engine_weights import check_mergeable
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
@@ -137,6 +138,9 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
             raise ModelError(
                 "the model has no name or folder to load a tokenizer from: give processing_class=tokenizer."
             )
+        if (problem := name_problem(name)) is not None:
+            raise ModelError(f"the model {name!r}: {problem}.")
+        check_hub(name)
         # With the same sides as TRL uses when it loads the tokenizer itself.
         tokenizer = AutoTokenizer.from_pretrained(name, truncation_side="left", padding_side="left", **kwargs)
     codec = ChatCodec(tokenizer, thinking=thinking)

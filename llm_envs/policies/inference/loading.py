@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import cpu_dtype
+from llm_envs.policies.inference.names import check_hub, name_problem
 
 with extra_needed("loading a model needs torch: pip install 'llm-envs[train]'."):
     import torch
@@ -45,7 +46,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     load = loader or AutoTokenizer.from_pretrained
-    tokenizer = _load("tokenizer", load, name_or_path, trust_remote_code=trust_remote_code)
+    tokenizer = _load("tokenizer", load, name_or_path, is_real=loader is None, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -99,7 +100,9 @@ def load_model(
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code} | kwargs
     if device_map is not None:
         settings["device_map"] = device_map
-    model = _load("model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, **settings)
+    model = _load(
+        "model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, is_real=loader is None, **settings
+    )
     if adapter is not None:
         model = _put_adapter(model, adapter, merge_adapter)
     if device_map is None and not placed:
@@ -140,7 +143,16 @@ def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> An
     return adapted.merge_and_unload() if merge else adapted
 
 
-def _load(what: str, load: Callable[..., Any], name_or_path: str | Path, **kwargs: Any) -> Any:
+def _load(
+    what: str, load: Callable[..., Any], name_or_path: str | Path, *, is_real: bool = False, **kwargs: Any
+) -> Any:
+    if (problem := name_problem(str(name_or_path))) is not None:
+        raise ModelError(
+            f"no {what} could be loaded from {str(name_or_path)!r}: {problem}. Give a folder that `save_pretrained` "
+            "wrote, or a name on a model hub."
+        )
+    if is_real:
+        check_hub(str(name_or_path))
     try:
         return load(str(name_or_path), **kwargs)
     except (OSError, ValueError) as error:

@@ -172,10 +172,14 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+def test_the_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: llm-envs" in (shown := capsys.readouterr().out) and "collect" in shown
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["play"],
         ["play", "X", "-n", "0"],
         ["play", "X", "--temperature", "-1"],

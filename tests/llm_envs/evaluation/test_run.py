@@ -138,3 +138,10 @@ def test_samples_of_a_problem_count_once() -> None:
     again = summarize(result.trajectories[::4])  # one sample of each
     assert again.interval == (low, high)
     assert again.reward_interval == pytest.approx(result.reward_interval)
+
+
+def test_a_policy_brings_its_codec():
+    codec = ByteCodec()
+    policy = HashingTokenPolicy(codec, ["1"], context_length=4_000)
+    scores = [evaluate(NumbersEnv, policy, n=4, **given).mean_reward for given in ({}, {"codec": codec})]
+    assert scores[0] == scores[1]  # a score: without a codec no episode could be played

@@ -626,3 +626,10 @@ def test_form():
     assert create_format()(reply(wordy)) == 1.0
     assert create_format()(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 0.0
     assert create_format(max_words=None)(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 1.0
+
+
+def test_lambdas_are_named_by_their_lines():
+    first = lambda trajectory: 1.0  # noqa: E731
+    second = lambda trajectory: 2.0  # noqa: E731
+    line = first.__code__.co_firstlineno
+    assert named_rewards([first, second]) == {f"lambda_line_{line}": first, f"lambda_line_{line + 1}": second}

@@ -174,7 +174,7 @@ def test_preferences_from_a_file(write, tmp_path, pairs, capsys):
 def test_a_run_goes_on_where_it_is_told_to(write, tmp_path, capsys):
     command = [*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]
     assert main(command) == 0
-    assert main([*command, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 0
+    assert main([*command, "--max_steps", "3", "--resume"]) == 0
     saved = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
     assert saved == {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
     capsys.readouterr()

@@ -237,7 +237,7 @@ def test_models_that_are_none(place: Path, tmp_path: Path, refused: Refused) -> 
     (tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "run" / "checkpoint-1" / "config.json").write_text("{}")
     for model, match in (
-        (tmp_path / "nowhere", r"--\w+ .*nowhere: there is no such folder. It takes one that save_pretrained wrote"),
+        (tmp_path / "nowhere", r"--\w+ .*nowhere: the folder does not exist. It takes one that save_pretrained wrote"),
         (tmp_path / "run", "holds no model, it has no config.json; there is one in checkpoint-1 below it"),
         (place / "adapter", "holds an adapter and no model. Merge it into the weights"),
     ):

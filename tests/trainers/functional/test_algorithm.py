@@ -167,7 +167,7 @@ def test_what_is_missing_is_named():
         ({"kl_in": "critic"}, "kl_in is 'critic'; it must be one of 'loss', 'reward', 'advantage'"),
         ({"kl_ratio": "tokens", "kl_coef": 0.1}, "kl_ratio is 'tokens'; it must be one of None, 'token', "),
         ({"loss_fn": "cispo"}, "loss_fn is 'cispo'; it must be a function"),
-        ({"kl_fn": "k2", "kl_coef": 0.1}, "kl_fn is 'k2'; it must be a function"),
+        ({"kl_fn": "k9", "kl_coef": 0.1}, "kl_fn='k9' is not known.*k1, k2, k3"),
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
@@ -231,3 +231,7 @@ def test_schedule():
     assert [schedule(i).name for i in (0, 9, 10, 19, 20, 99)] == ["grpo", "grpo", "dapo", "dapo"] + ["pairwise"] * 2
     with pytest.raises(ValueError, match="from iteration 0"):
         create_algorithm_schedule({1: GRPO})
+
+
+def test_a_kl_may_be_named():
+    assert replace(GRPO, kl_fn="k2", kl_coef=0.1).kl_estimator is k2

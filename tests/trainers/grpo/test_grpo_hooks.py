@@ -158,7 +158,7 @@ def test_what_a_judge_cannot_score_is_masked_and_counts_nowhere(make):
             raise JudgeError("away")
         return float(trajectory.member)
 
-    trainer = make({"max_steps": 1}, rewards=RewardSettings(reward_fns={"judge": judge}))
+    trainer = make({"max_steps": 1}, rewards={"judge": judge})  # as RewardSettings(reward_fns=...)
     kept = spy_on_batches(trainer)
     trainer.train()
     for row, trajectory in enumerate(trainer.last_trajectories):

@@ -2,13 +2,14 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from llm_envs.errors import StoreError
-from llm_envs.trainers.run.checkpoints import check_files
+from llm_envs.trainers.run.checkpoints import check_files, make_base_absolute
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.bin", "trainer_state.json", "critic/head.safetensors")
 
@@ -77,3 +78,12 @@ def test_a_damaged_file_is_named(checkpoint, name, damage):
     assert message.startswith(f"{checkpoint / name} is damaged (")
     assert "Move this checkpoint elsewhere, and resume from an earlier one" in message
     assert message.endswith("Beside it: checkpoint-2.")
+
+
+def test_an_adapter_names_its_base_by_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    configs = {name: SimpleNamespace(base_model_name_or_path=name) for name in ("base", "owner/name")}
+    make_base_absolute(SimpleNamespace(peft_config=configs))
+    assert configs["base"].base_model_name_or_path == str(tmp_path / "base")
+    assert configs["owner/name"].base_model_name_or_path == "owner/name"
