@@ -136,12 +136,18 @@ def listed(package: str) -> Mapping[str, list[str]]:
     return names
 
 
-@pytest.mark.parametrize("package", ["trl", "transformers", "gymnasium"])
+needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL's and transformers' sources")
+
+
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=needs_trl) for name in ("trl", "transformers")] + ["gymnasium"]
+)
 def test_a_private_name_that_is_touched_is_listed(package: str) -> None:
     by_chance = {name for name, other in LIST["by_chance"].items() if other == package}
     assert found_names()[package] - by_chance == set(listed(package)), "edit tests/support/private_names.yaml"
 
 
+@needs_trl
 def test_a_private_name_that_nobody_here_defines_is_listed() -> None:
     """vLLM is in another environment, so its names are among those that no source of ours defines."""
     of_vllm = {name for name in listed("vllm") if name in found_names()["elsewhere"]}
@@ -176,6 +182,7 @@ def test_the_names_exist(package: str) -> None:
             assert hasattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2]), path
 
 
+@needs_trl
 def test_a_new_name_is_found(tmp_path: Path) -> None:
     path = tmp_path / "new.py"
     path.write_text(

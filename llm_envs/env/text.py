@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
@@ -122,8 +123,9 @@ class TextEnv(gym.Env[str, str], ABC):
         if level is not None:
             cls.chance_rate, cls.n_problems = level.chance_rate, level.n_problems
         parser = vars(cls).get("parse_reply")
-        if inspect.isfunction(parser) and len(inspect.signature(parser).parameters) == 1:
-            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]  # a plain parser without `self`
+        is_plain = inspect.isfunction(parser) and len(inspect.signature(parser).parameters) == 1
+        if is_plain or isinstance(parser, partial):  # a parser without `self`; Python 3.14 makes methods of partials
+            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TextEnv:
         """Reject unknown arguments with a message that names the known ones."""

@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 HOME = "/workspace"
@@ -50,6 +51,8 @@ ACCOUNTS = {
 DEVICES = ("null", "zero", "full", "random", "urandom")
 WATCH_S = 0.1
 """Seconds between looks at the memory, while a program runs."""
+GONE_S = 5.0
+"""Longest wait for the end of killed processes, seconds."""
 MORE_PROCESSES = 32
 """How many more than allowed the kernel lets through, so that we see that there are too many."""
 PAGE = resource.getpagesize()
@@ -292,14 +295,19 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):  # there are none
                 os.kill(-1, signal.SIGSTOP)  # so that none of them forks meanwhile
         spared = {self.worker} & self.ends.keys() if spares_worker else set()
+        killed = self.processes() - kept - spared
         for pids, number in (
-            (self.processes() - kept - spared, signal.SIGKILL),
+            (killed, signal.SIGKILL),
             (spared, signal.SIGUSR1),
             (self.processes(), signal.SIGCONT),
         ):
             for pid in pids:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
+        until = time.monotonic() + GONE_S
+        while self.processes() & killed and time.monotonic() < until:  # the dead count until they are reaped
+            self.reap()
+            time.sleep(0.001)
 
     def watch(self) -> None:
         """Kill everything if there are too many processes, and the largest one if all have too much memory.

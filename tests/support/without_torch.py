@@ -26,7 +26,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def _skipped(report: Report) -> Report:
-    if report.failed and (found := MISSING.search(report.longreprtext)):
+    said = "\n".join([report.longreprtext, *(text for _, text in report.sections)])  # an error that a command printed
+    if report.failed and (found := MISSING.search(said)):
         report.outcome = "skipped"
         report.longrepr = (report.nodeid, 0, f"Skipped: {found[0]} (without_torch)")
     return report

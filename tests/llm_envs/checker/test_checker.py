@@ -598,6 +598,12 @@ def test_a_task_whose_replies_have_another_form_passes(registered, cls):
     assert report.passed, str(report)
 
 
+@pytest.mark.parametrize("cls", [Boxed, ReAct, LastNumber])
+def test_a_parser_in_a_class_gets_no_self_on_any_python(cls):
+    """Python 3.14 makes methods of `functools.partial`, which some parsers are."""
+    assert isinstance(vars(cls)["parse_reply"], staticmethod)
+
+
 class BoxedThinking(Boxed):
     def play(self, action):
         return super().play(action.replace("<think>", "").replace("</think>", ""))
