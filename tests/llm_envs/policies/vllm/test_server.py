@@ -87,6 +87,15 @@ def sample(policy, n, **params):
     return asyncio.run(run())
 
 
+def cut_turn(policy, **params):
+    """Return the first turn that its limit ends, and its number: which seeds end a turn depends on vLLM's version."""
+    return next(
+        (member, turn)
+        for member, turn in enumerate(sample(policy, 20, **params))
+        if turn.finish_reason is FinishReason.LENGTH
+    )
+
+
 def largest_gap(model, sampled, temperature=1.0):
     ids = [np.concatenate([PROMPT[i % 3 :], s.token_ids]) for i, s in enumerate(sampled)]
     scored = token_logps(model, ids, temperature=temperature)
@@ -148,9 +157,8 @@ def test_a_seed_gives_the_same_turn_on_either_server(servers, tokenizer, policy)
 
 
 def test_stop_tokens_are_the_last_sampled_ids(policy):
-    cut = [turn.finish_reason is FinishReason.LENGTH for turn in sample(policy, 12, max_new_tokens=5)]
-    member = cut.index(True)  # which seeds end a turn early depends on vLLM's version
-    ids = sample(policy, member + 1, max_new_tokens=5)[member].token_ids.tolist()
+    member, free = cut_turn(policy, max_new_tokens=5)
+    ids = free.token_ids.tolist()
     assert len(ids) == 5
     stopped = sample(policy, member + 1, stop_token_ids=(ids[3],))[member]
     assert stopped.token_ids.tolist() == ids[: ids.index(ids[3]) + 1]
@@ -162,9 +170,9 @@ def test_stop_tokens_are_the_last_sampled_ids(policy):
 
 
 def test_stop_strings_end_a_turn(policy):
-    free = sample(policy, 1)[0]
+    member, free = cut_turn(policy)
     text = policy.codec.decode(free.token_ids[3:5])
-    stopped = sample(policy, 1, stop_strings=(text,))[0]
+    stopped = sample(policy, member + 1, stop_strings=(text,))[member]
     assert stopped.finish_reason is FinishReason.STOP_STRING
     assert stopped.token_ids.tolist() == free.token_ids.tolist()[: len(stopped.token_ids)]
     assert len(stopped.token_ids) <= 5
