@@ -8,8 +8,9 @@ things stand against that, and none of them is proof against every program:
 
 1. A change may not bring new ways to the interpreter, the tests or the system into a file (`intrusions`).
 2. Every test that passed before must be reported once, in results that carry a number which only the run has.
-3. If all pass, they run again with the repaired functions replaced by ones that raise. Then a test that failed before
-   the repair must fail: code that makes every test pass, or that reports by itself, is found out.
+3. If all pass, they run again with the mistakes put back into their functions. Then a test that failed before the
+   repair must fail: code that makes every test pass, or that reports by itself, is found out. So is a change elsewhere
+   that makes up for a mistake which it leaves in place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from llm_envs.tasks.repository.mutations import FUNCTIONS, functions
 from llm_envs.tasks.repository.prepared import Prepared, RepositoryProblem
 from llm_envs.tasks.repository.running import run_tests
 
@@ -76,9 +78,9 @@ def judge(
     passed = _passed(prepared, tree | sources, runtime)
     if not tests <= passed:
         return Judgement(False, f"{len(tests - passed)} of {len(tests)} tests do not pass")
-    sabotaged = {path: _without(content, path, problem) for path, content in sources.items()}
-    if set(problem.failing) <= _passed(prepared, tree | sabotaged, runtime):
-        return Judgement(False, "the tests pass without the functions that were repaired")
+    undone = {path: _undone(content, path, broken[path], problem) for path, content in sources.items()}
+    if set(problem.failing) <= _passed(prepared, tree | undone, runtime):
+        return Judgement(False, "the tests pass with the mistakes in their functions")
     return Judgement(True, f"all {len(tests)} tests pass")
 
 
@@ -176,20 +178,22 @@ def _passed(prepared: Prepared, files: Mapping[str, bytes], runtime: str) -> set
     return run.passed
 
 
-def _without(content: bytes, path: str, problem: RepositoryProblem) -> bytes:
-    """Return a file whose repaired functions raise."""
-    names = [mutation.function for mutation in problem.mutations if mutation.path == path]
+def _undone(content: bytes, path: str, broken: bytes, problem: RepositoryProblem) -> bytes:
+    """Return a file in which the functions with mistakes are as before the repair."""
+    names = {mutation.function for mutation in problem.mutations if mutation.path == path}
     tree = _parse(content)
     if not names or tree is None:
         return content
-    raising = ast.parse("raise AssertionError").body
+    wrong = functions(broken.decode())
 
-    def visit(body: list[ast.stmt], prefix: str) -> None:
+    def restored(body: list[ast.stmt], prefix: str) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and prefix + node.name in names:
-                node.body = raising
-            elif isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.ClassDef):
+                node.body = restored(node.body, f"{prefix}{node.name}.")
+            name = f"{prefix}{getattr(node, 'name', '')}"
+            made.append(wrong[name] if isinstance(node, FUNCTIONS) and name in names else node)
+        return made
 
-    visit(tree.body, "")
-    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+    tree.body = restored(tree.body, "")
+    return ast.unparse(tree).encode()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Mutation", "apply", "functions", "mutations"]
+__all__ = ["FUNCTIONS", "Mutation", "apply", "functions", "mutations"]
 
 _COMPARISONS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
@@ -31,7 +31,7 @@ _CALLS = dict(
     )
     for pair in ((a, b), (b, a))
 )  # fmt: skip
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ def apply(text: str, *made: Mutation) -> str:
     return text
 
 
-def functions(text: str) -> dict[str, ast.AST]:
+def functions(text: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the functions of a file, and the methods of its classes, by qualified name."""
-    found: dict[str, ast.AST] = {}
+    found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
-            if isinstance(node, _FUNCTIONS):
+            if isinstance(node, FUNCTIONS):
                 found[prefix + node.name] = node
             elif isinstance(node, ast.ClassDef):
                 visit(node.body, f"{prefix}{node.name}.")
@@ -125,8 +125,7 @@ _Change = tuple[str, int, int, str]
 """Kind, start, end, new text."""
 
 
-def _of_function(function: ast.AST, source: _Source) -> Iterator[_Change]:
-    assert isinstance(function, _FUNCTIONS)
+def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, source: _Source) -> Iterator[_Change]:
     for statement in function.body:
         for node in ast.walk(statement):
             yield from _of_node(node, source)

@@ -103,7 +103,7 @@ def prepare_repository(
     manifest = _begin(found, out, needs, runtime, report)
     attempts = _Attempts(found, manifest, out, runtime, report)
     singles = attempts.collect(([mutation] for mutation in _order(found, manifest.sources, seed)), problems)
-    pairs = attempts.collect(_pairs(singles, seed), max(int(len(singles) * _PAIR_SHARE), 1))
+    pairs = attempts.collect(_pairs(found.name, singles, seed), max(int(len(singles) * _PAIR_SHARE), 1))
     made = [*singles, *pairs]
     text = "".join(json.dumps(each.to_json()) + "\n" for each in made)
     (out / PROBLEMS).write_text(text, encoding="utf-8")
@@ -245,15 +245,16 @@ def _order(project: Project, sources: Sequence[str], seed: int) -> Iterator[Muta
         yield from (mutation for mutation in rank if mutation is not None)
 
 
-def _pairs(singles: Sequence[RepositoryProblem], seed: int) -> list[list[Mutation]]:
-    """Return pairs of mutations of different functions of one split."""
+def _pairs(name: str, singles: Sequence[RepositoryProblem], seed: int) -> list[list[Mutation]]:
+    """Return pairs of mutations of different functions of one split, in turn from each split."""
     pairs = []
     for a, b in combinations(singles, 2):
         [first], [second] = a.mutations, b.mutations
         if a.split == b.split and (first.path, first.function) != (second.path, second.function):
             pairs.append(sorted((first, second), key=lambda mutation: mutation.key))
     random.Random(seed).shuffle(pairs)
-    return pairs
+    by_split = [[pair for pair in pairs if (_split(name, pair[0]) == "test") is is_test] for is_test in (False, True)]
+    return [pair for rank in zip_longest(*by_split) for pair in rank if pair is not None]
 
 
 def _split(name: str, mutation: Mutation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
@@ -30,7 +31,7 @@ def statement(prepared: Prepared, problem: RepositoryProblem, shown: str, *, is_
     where = (
         f"The project {manifest.name} is in {TREE}. Since a change, {several if n < 2 else f'{n} {several}'} wrong: "
     )
-    lines = [f"{where}{len(failing)} of its {len(manifest.tests)} tests fail."]
+    lines = [f"{where}{len(failing)} of its {len(manifest.tests)} tests fail{'s' if len(failing) == 1 else ''}."]
     if shown != "number":
         lines.append("They are not in the tree. They are called:" if is_hidden else "Among them:")
         for test in list(failing)[:_MOST_TESTS]:
@@ -48,7 +49,8 @@ def gist(message: str) -> str:
     """Return the lines of a message that tell the error."""
     lines = [line for line in message.splitlines() if line.strip()]
     errors = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return "\n  ".join(errors or lines[-1:])[:_MOST_CHARACTERS]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Warning|Exit)\b", line)]
+    return "\n  ".join(errors or named[:1] or lines[-1:])[:_MOST_CHARACTERS]
 
 
 def without_tests(files: Mapping[str, bytes], tests: Iterable[str]) -> dict[str, bytes]:

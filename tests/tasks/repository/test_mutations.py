@@ -55,13 +55,15 @@ def test_every_kind_is_found_at_its_place():
 )
 def test_expressions(line, changed):
     text = f"def f(a, b, c, x):\n    return {line}\n"
-    assert sorted(apply(text, each)[:-1].rpartition("return ")[2] for each in mutations("a.py", text)) == sorted(changed)
+    assert sorted(apply(text, each)[:-1].rpartition("return ")[2] for each in mutations("a.py", text)) == sorted(
+        changed
+    )
 
 
 def test_mutations_are_applied_together_and_only_where_they_belong():
     first, second = Mutation("a.py", "f", "bound", 0, "1", "12"), Mutation("a.py", "f", "bound", 4, "2", "3")
     assert apply("1 + 2", first, second) == "12 + 3"
-    with pytest.raises(ValueError, match="a.py:f:bound:4"):
+    with pytest.raises(ValueError, match=r"a\.py:f:bound:4"):
         apply("1 + 7", second)
 
 
