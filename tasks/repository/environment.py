@@ -16,7 +16,7 @@ from llm_envs.tasks.draws import pick
 from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.repository.judging import Judgement, judge
 from llm_envs.tasks.repository.prepared import Prepared, RepositoryProblem, load_prepared, load_sample
-from llm_envs.tasks.repository.running import TREE, lay_out, python_path
+from llm_envs.tasks.repository.running import TREE, bound, lay_out, python_path
 from llm_envs.tasks.repository.statement import statement, without_tests
 from llm_envs.tools.toolset import Toolset
 
@@ -38,7 +38,7 @@ class RepositoryTools(ShellTools):
     def __init__(
         self, tree: Callable[[Mapping[str, Any]], Mapping[str, bytes]], prepared: Prepared, runtime: str
     ) -> None:
-        super().__init__(runtime, limits=_LIMITS, folders=[str(prepared.site)] if prepared.site else [])
+        super().__init__(runtime, limits=_LIMITS, folders=bound(prepared.site))
         self._tree, self._prepared = tree, prepared
         self._problem: Mapping[str, Any] = {}
 
@@ -57,7 +57,7 @@ class RepositoryTools(ShellTools):
         """The episode's shell, with the project in it."""
         if self._shell is None:
             shell = super().shell
-            lay_out(shell, self._tree(self._problem))
+            lay_out(shell, self._tree(self._problem), self._prepared.site)
             path = python_path(self._prepared.files, self._prepared.site)
             shell.run(f"export PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1")
         return super().shell
@@ -65,6 +65,7 @@ class RepositoryTools(ShellTools):
     def sources(self) -> dict[str, bytes]:
         """Return the source files as they are now, without those that cannot be read."""
         found = {}
+        self.shell.run(f"/usr/bin/find {TREE} ! -type d ! -type f -delete")  # a pipe would keep its reader waiting
         for path in self._prepared.manifest.sources:
             try:
                 found[path] = self.shell.read(f"{TREE}/{path}")

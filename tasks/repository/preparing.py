@@ -7,9 +7,11 @@ asked for more problems tries only new mutations.
 from __future__ import annotations
 
 import ast
+import compileall
 import hashlib
 import importlib.metadata
 import json
+import py_compile
 import random
 import re
 import shutil
@@ -35,7 +37,7 @@ from llm_envs.tasks.repository.prepared import (
     read_manifest,
 )
 from llm_envs.tasks.repository.project import Project, is_source, is_test, licences, read_project
-from llm_envs.tasks.repository.running import TestRun, run_tests
+from llm_envs.tasks.repository.running import TestRun, bound, run_tests
 
 __all__ = ["Yield", "prepare_repository"]
 
@@ -295,6 +297,8 @@ def _copy_site(folder: Path, names: Sequence[str], project: Project) -> None:
                 shutil.copyfile(source, target)
         left += [found[0] for text in distribution.requires or () if "extra ==" not in text
                  if (found := re.match(r"[A-Za-z0-9._-]+", text))]  # fmt: skip
+    if folder.is_dir():
+        compileall.compile_dir(folder, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 
 
 def _copies(sources: Sequence[str], out: Path, runtime: str) -> list[str]:
@@ -302,7 +306,7 @@ def _copies(sources: Sequence[str], out: Path, runtime: str) -> list[str]:
     tops = {PurePosixPath(path.removeprefix("src/")).parts[0] for path in sources}
     names = " -o ".join(f"-name '{name}'" for name in sorted(tops) if re.fullmatch(r"[\w.]+", name))
     site = (out / SITE).resolve()
-    shell = open_shell(runtime, folders=[str(site)] if site.is_dir() else [])
+    shell = open_shell(runtime, folders=bound(site) if site.is_dir() else [])
     try:
         found = shell.run(rf"""python3 -c 'import sys; print(*sys.path, sep="\n")' | sort -u | while read folder; do
             [[ $folder == /* && -d $folder && $folder != /workspace* ]] && find "$folder" \( {names} \)

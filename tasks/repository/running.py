@@ -16,16 +16,18 @@ import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from llm_envs.errors import InvalidActionError
 from llm_envs.shell import HOME, Shell, ShellLimits, open_shell
 from llm_envs.tasks.repository.project import search_path
 
-__all__ = ["TREE", "TestRun", "lay_out", "python_path", "run_tests"]
+__all__ = ["TREE", "TestRun", "bound", "lay_out", "python_path", "run_tests"]
 
 TREE = f"{HOME}/project"
 """Where a project is in a shell."""
+_SITE = f"{HOME}/site"
 _RUNNER = Path(__file__).with_name("runner.py")
 _ALL_AT_ONCE = 200_000
 """Most characters of results that are not read: more than enough for a million tests."""
@@ -54,25 +56,46 @@ class TestRun:
 TestRun.__test__ = False  # type: ignore[attr-defined]  # for pytest: no test
 
 
-def lay_out(shell: Shell, files: Mapping[str, bytes]) -> None:
-    """Write a project into a shell and go to its folder."""
+def lay_out(shell: Shell, files: Mapping[str, bytes], site: Path | None = None) -> None:
+    """Write a project into a shell and go to its folder; also its packages, if they are where a shell has its own."""
+    _unpack(shell, TREE, _packed(files))
+    if site is not None and not bound(site):
+        _unpack(shell, _SITE, _packed_site(site))
+    shell.run(f"cd {TREE}")
+
+
+def bound(site: Path | None) -> list[str]:
+    """Return the folders of the host that a shell with the project shows: none if they would be hidden in it."""
+    return [] if site is None or f"{site}/".startswith(("/tmp/", "/dev/", "/proc/", f"{HOME}/")) else [str(site)]
+
+
+def python_path(files: Mapping[str, bytes], site: Path | None) -> str:
+    """Return PYTHONPATH for a project in a shell."""
+    folders = [f"{TREE}/{folder}".rstrip("/") for folder in search_path(files)]
+    return ":".join(folders + ([] if site is None else bound(site) or [_SITE]))
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, content in files.items():
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
-    shell.write("/tmp/project.tar", packed.getvalue())
-    made = shell.run(f"mkdir -p {TREE} && cd {TREE} && tar -xf /tmp/project.tar && rm /tmp/project.tar")
+    return packed.getvalue()
+
+
+@lru_cache(maxsize=2)
+def _packed_site(site: Path) -> bytes:
+    paths = [path for path in site.rglob("*") if path.is_file()]
+    return _packed({path.relative_to(site).as_posix(): path.read_bytes() for path in paths})
+
+
+def _unpack(shell: Shell, folder: str, packed: bytes) -> None:
+    shell.write("/tmp/packed.tar", packed)
+    made = shell.run(f"mkdir -p {folder} && tar -C {folder} -xf /tmp/packed.tar && rm /tmp/packed.tar")
     if made.exit_code:
         raise InvalidActionError(f"the project does not fit into a shell: {made.output[-300:]}")
-
-
-def python_path(files: Mapping[str, bytes], site: Path | None) -> str:
-    """Return PYTHONPATH for a project in a shell."""
-    return ":".join(
-        [*(f"{TREE}/{folder}".rstrip("/") for folder in search_path(files)), *([str(site)] if site else [])]
-    )
 
 
 def run_tests(
@@ -105,10 +128,10 @@ def run_tests(
         runtime,
         limits=ShellLimits(timeout_s=timeout_s, output_characters=_ALL_AT_ONCE),
         seed=seed,
-        folders=[str(site)] if site else [],
+        folders=bound(site),
     )
     try:
-        lay_out(shell, files)
+        lay_out(shell, files, site)
         variables = f"PYTHONPATH={shlex.quote(python_path(files, site))} PYTHONDONTWRITEBYTECODE=1"
         shell.write("/tmp/runner.py", _RUNNER.read_bytes())
         program = f"{variables} python3 <(cat /tmp/runner.py; rm /tmp/runner.py)"

@@ -54,7 +54,7 @@ def test_the_statement_tells_the_failure_and_not_the_place(make):
     assert observation == (
         "The project ledger is in /workspace/project. Since a change, a function is wrong: 1 of its 17 tests fails.\n"
         "Among them:\n- tests.test_amounts.Amounts.test_clamp\n"
-        "  AssertionError: Lists differ: [0, 0, 0] != [0, 5, 10]\n"
+        "  AssertionError: Lists differ: [10, 10, 11] != [0, 5, 10]\n"
         "`python3 -m unittest discover -s tests` runs the tests that are there."
     )
     medium, _ = make(difficulty="medium").reset(options={"problem": {"key": KEY}})
@@ -84,10 +84,9 @@ def test_hidden_tests_are_not_in_the_tree(make):
 def test_nothing_but_the_project_is_in_the_shell(make):
     env = make()
     env.reset(seed=0)
-    looks = f"find / -name .git -o -name .pytest_cache -o -name '__pycache__' -path '{TREE}/*' 2>/dev/null"
-    assert bash(env, f"{looks}; grep -l sample.json /proc/*/cmdline /proc/*/environ 2>/dev/null; find /tmp -type f") in (
-        "[exit code 1]",
-        "(no output)",
+    looks = "find /workspace /tmp -name .git -o -name .pytest_cache -o -name __pycache__ -o -name '*.json*'"
+    assert bash(env, f"{looks}; find /tmp -type f; tr '\\0' ' ' < /proc/1/cmdline | grep -c problem") == (
+        "0\n[exit code 1]"
     )
 
 
@@ -114,7 +113,8 @@ def test_changed_tests_configuration_new_files_and_processes_earn_nothing(make, 
 
 
 @pytest.mark.parametrize(
-    "command", ["true", "exit 0", f"rm -rf {TREE}", "kill -9 -1", f"rm {TREE}/ledger/entries.py; mkfifo {TREE}/ledger/x"]
+    "command",
+    ["true", "exit 0", f"rm -rf {TREE}", "kill -9 -1", f"rm {TREE}/ledger/entries.py; mkfifo {TREE}/ledger/entries.py"],
 )
 def test_those_that_repair_nothing_earn_nothing(make, command):
     env = make()
