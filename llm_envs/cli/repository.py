@@ -15,7 +15,7 @@ examples:
   llm-envs repository prepare ~/src/project --out problems/project --problems 200 --needs hypothesis
   llm-envs repository prepare https://host/owner/project.git --out problems/project
 
-A second call with the same --out goes on where the first one was.
+A second call with the same --out continues the first one.
 """
 
 

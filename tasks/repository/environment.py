@@ -75,7 +75,7 @@ class RepositoryTools(ShellTools):
 
 
 class RepositoryEnv(ToolEnv):
-    """Repair a real Python project, which the user names, until all of its own tests pass again.
+    """Repair a real Python project, which the user names, until all its tests pass again.
 
     ## Description
     `llm-envs repository prepare PROJECT --out DIR` puts mistakes into functions of a project that the user names, and
@@ -91,10 +91,11 @@ class RepositoryEnv(ToolEnv):
 
     ## Reward
     `correct` (weight 1): 1 for "done" if every test that passed before the mistake passes, in a fresh copy of the
-    project that has only the changes of existing source files. Tests, configuration and new files are those of the
-    project. A change that brings new ways to the interpreter or the tests into a file, such as an import of `sys`,
-    counts as wrong, and so does one with which the tests pass without the repaired functions. `malformed` (weight
-    -0.1): 1 for a reply that is neither a call nor an answer, is broken, or has another answer than "done".
+    project that has only the changes of existing source files. Tests and configuration are the project's, and new
+    files do not count. A change that brings new ways to the interpreter or the tests into a file, such as an import of
+    `sys`, counts as wrong, and so does one with which the tests pass even if the mistakes are put back into their
+    functions. `malformed` (weight -0.1): 1 for a reply that is neither a call nor an answer, is broken, or has another
+    answer than "done".
 
     ## Episode End
     Terminates with the answer. Truncated after `max_turns` replies; then the project does not count.

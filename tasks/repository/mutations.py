@@ -112,7 +112,7 @@ class _Source:
         return self.place(node.lineno, node.col_offset), self.place(node.end_lineno, node.end_col_offset)
 
     def lines(self, node: ast.stmt) -> tuple[int, int] | None:
-        """Return the span of whole lines of a statement; None if something else is in them."""
+        """Return the span of a statement's lines; None if something else is in them."""
         start, end = self.span(node)
         first = self.text.rfind("\n", 0, start) + 1
         last = self.text.find("\n", end) + 1

@@ -7,7 +7,7 @@
     DIR/problems.jsonl   those that are problems
     DIR/LICENSE...       the project's licences
 
-`sample.json` beside this file has the same of a tiny project of ours.
+`sample.json` holds a tiny project of ours in the same form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLE = Path(__file__).with_name("sample.json")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder's problems are of."""
+    """The project of a folder's problems."""
 
     name: str
     source: str
@@ -147,4 +147,5 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest(found: Mapping[str, Any]) -> Manifest:
-    return Manifest(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    return Manifest(**values)

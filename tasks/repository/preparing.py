@@ -1,6 +1,6 @@
-"""Makes problems from a real project: mutations of its functions that some of its own tests notice, and not all.
+"""Makes problems from a real project: mutations of its functions that some of its tests notice, but not all.
 
-Every run of the tests is kept in `tried.jsonl`, so a preparation that was stopped goes on where it was, and one that is
+Every run of the tests is kept in `tried.jsonl`, so a preparation that was stopped can continue, and one that is
 asked for more problems tries only new mutations.
 """
 
@@ -52,7 +52,7 @@ _PAIR_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Yield:
-    """What a preparation has seen and made, with the runs of earlier calls."""
+    """The counts of a preparation, with the runs of earlier calls."""
 
     functions: int
     """Functions and methods in the source."""
@@ -113,7 +113,7 @@ def prepare_repository(
         functions=sum(len(functions(_text(found, path))) for path in manifest.sources),
         tests=len(manifest.tests),
         tried=len(attempts.known),
-        killed=sum(bool(entry["failing"]) or not entry["whole"] for entry in attempts.known.values()),
+        killed=sum(bool(entry["failing"]) or not entry["complete"] for entry in attempts.known.values()),
         kept=len(made),
         of_two=len(pairs),
         train=sum(each.split == "train" for each in made),
@@ -156,7 +156,7 @@ class _Attempts:
                 return None
             run = _run(files, self._manifest, self._out, self._runtime)
             failing = {test: run.details.get(test, "") for test in self._manifest.tests if test not in run.passed}
-            entry = {"key": problem.key, "whole": run.is_whole, "failing": failing if run.is_whole else {}}
+            entry = {"key": problem.key, "complete": run.is_complete, "failing": failing if run.is_complete else {}}
             self.known[problem.key] = entry
             with (self._out / TRIED).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -181,7 +181,7 @@ def _run(files: Mapping[str, bytes], manifest: Manifest, out: Path, runtime: str
 
 
 def _begin(project: Project, out: Path, needs: Sequence[str], runtime: str, report: Callable[[str], None]) -> Manifest:
-    """Return the manifest of the folder, after a first look at the tests if there is none."""
+    """Return the manifest of the folder, after a first look at the tests if it has no manifest."""
     digest = hashlib.sha256()
     for path, content in sorted(project.files.items()):
         digest.update(f"{path}\0{len(content)}\0".encode() + content)

@@ -1,10 +1,10 @@
-"""Runs the tests of a tree of files in a shell of its own, and returns what came of each.
+"""Runs the tests of a tree of files in a new shell, and returns the outcome of each.
 
 1. The shell is new, without network, and ends with the run: nothing that a player has left in another one is there.
 2. The results are in a file whose name and lines have a random number. A line without it, a second result of a test,
-   or a missing end make the whole run count for nothing.
+   or a missing end make the run count for nothing.
 3. The tests run in one process with the code that they test. That code could find the number in the memory of its
-   process: `judging` says what stands against that.
+   process: `judging` has the countermeasures.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _ALL_AT_ONCE = 200_000
 
 @dataclass(frozen=True)
 class TestRun:
-    """What came of the tests."""
+    """The outcomes of tests."""
 
     outcomes: Mapping[str, str]
     """By test: "passed", "failed" or "skipped"."""
     details: Mapping[str, str]
     """By failed test: the end of its message."""
-    is_whole: bool
+    is_complete: bool
     """Whether the run came to its end, and nothing in its results is forged."""
     seconds: float
     said: str
-    """What the run printed, cut."""
+    """The printed output, cut."""
 
     @property
     def passed(self) -> set[str]:
-        """The tests that passed; none if the run is not whole."""
-        return {test for test, outcome in self.outcomes.items() if outcome == "passed"} if self.is_whole else set()
+        """The tests that passed; none if the run is not complete."""
+        return {test for test, outcome in self.outcomes.items() if outcome == "passed"} if self.is_complete else set()
 
 
 TestRun.__test__ = False  # type: ignore[attr-defined]  # for pytest: no test
@@ -116,7 +116,7 @@ def run_tests(
         framework: "pytest" or "unittest".
         site: Folder of the host with the packages that the tests import; visible in the shell, read-only.
         runtime: Of the shell.
-        timeout_s: Seconds after which the run is stopped, and is not whole.
+        timeout_s: Seconds after which the run is stopped, and is not complete.
         only: Files or tests to run, as pytest takes them; () for all. For unittest, its files.
         detail: Characters to keep of each failure.
         seed: Of Python's hashes.

@@ -1,4 +1,4 @@
-"""What a player is told of a problem, and the tree that it gets."""
+"""The text that a player gets for a problem, and its tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llm_envs.tasks.repository.running import TREE
 __all__ = ["statement", "without_tests"]
 
 _MOST_TESTS, _MOST_CHARACTERS = 8, 400
-"""Most names of tests in a statement, and most characters of what each says."""
+"""Most names of tests in a statement, and most characters of each message."""
 
 
 def statement(prepared: Prepared, problem: RepositoryProblem, shown: str, *, is_hidden: bool) -> str:
@@ -84,7 +84,7 @@ def _place(test: str, files: Mapping[str, bytes]) -> tuple[str | None, str]:
 
 
 def _without(text: str, names: set[str]) -> str | None:
-    """Return a file without functions; None if one of them is not there, or the rest is no Python."""
+    """Return a file without functions; None if one of them is not there, or if the rest does not parse."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""What counts as a repair, and hostile source that must not: the tests run in a fresh shell.
+"""Repairs that count, and hostile source that must not: the tests run in a fresh shell.
 
 `price.py` has no way to the system; `system.py` has `os`, `sys` and `getattr` already, so there only the run itself and
 the second run, with the mistake put back, stand against a forger.
@@ -171,7 +171,7 @@ def test_results_without_the_number_of_the_run_count_for_nothing(then):
     text = FORGER.format(names=list(NAMES), then=then)
     files = {path: content.encode() for path, content in (FILES | {"shop/__init__.py": text}).items()}
     run = run_tests(files, "unittest", site=None, only=["tests/test_shop.py"])
-    assert not run.is_whole and run.passed == set()
+    assert not run.is_complete and run.passed == set()
 
 
 def test_the_number_is_not_in_the_shell():

@@ -1,4 +1,4 @@
-"""Problems of a tiny project with pytest: what is kept, what the folder holds, and that a second call goes on."""
+"""Problems of a tiny project with pytest: what is kept, what the folder holds, and that a second call continues."""
 
 import json
 
@@ -18,7 +18,7 @@ PROJECT = {
     "LICENSE": "A licence.\n",
     "pyproject.toml": '[project]\nname = "shop"\nlicence = "?"\nlicense = {text = "MIT"}\n',
     "conftest.py": "import pytest\n\n\n@pytest.fixture\ndef prices():\n    return [1, 2]\n",
-    "shop/price.py": "def total(prices, extra=0):\n    return sum(prices) + extra\n\n\ndef unseen(x):\n    return x - 1\n",
+    "shop/price.py": "def total(prices, extra=0):\n    return sum(prices) + extra\n\n\ndef unseen(x):\n    return -x\n",
     "shop/names.py": "def short(name):\n    return name[:3].lower()\n",
     "tests/test_shop.py": (
         "import pytest\n\nfrom shop.names import short\nfrom shop.price import total\n\n\n"
