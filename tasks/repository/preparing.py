@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, zip_longest
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.problems import split_of
@@ -130,7 +131,7 @@ class _Attempts:
     ) -> None:
         self._project, self._manifest, self._out = project, manifest, out
         self._runtime, self._report = runtime, report
-        self.known: dict[str, dict[str, object]] = {}
+        self.known: dict[str, dict[str, Any]] = {}
         path = out / TRIED
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             entry = json.loads(line)
@@ -161,7 +162,6 @@ class _Attempts:
             with (self._out / TRIED).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         failing = entry["failing"]
-        assert isinstance(failing, dict)
         is_kept = 0 < len(failing) < len(self._manifest.tests)
         return replace(problem, failing=failing) if is_kept else None
 

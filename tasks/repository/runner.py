@@ -4,17 +4,25 @@ Before it imports the project, it has read its settings from standard input: the
 number that stands in each line. Nothing in the shell's files or variables has that number.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Report = Callable[..., None]
+"""Takes a test, its outcome, and the message of a failure."""
 
 
-def main(config, write=os.write, dump=json.dumps):
+def main(config: dict[str, Any], write: Callable[..., int] = os.write, dump: Callable[..., str] = json.dumps) -> None:
     """Run the tests; `write` and `dump` are bound now, before the project can replace them."""
     descriptor = os.open(config["results"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     mark = config["nonce"]
 
-    def report(test, outcome, detail=""):
+    def report(test: str, outcome: str, detail: str = "") -> None:
         line = dump([mark, test, outcome, detail[-config["detail"] :] if config["detail"] else ""])
         write(descriptor, line.encode() + b"\n")
 
@@ -24,17 +32,17 @@ def main(config, write=os.write, dump=json.dumps):
     report("", "end")
 
 
-def run_pytest(report, only):
+def run_pytest(report: Report, only: Sequence[str]) -> None:
     """Run pytest with a plugin that reports."""
     import pytest
 
     class Plugin:
         """Reports each test behind its last phase."""
 
-        def __init__(self):
-            self.failed, self.passed = {}, set()
+        def __init__(self) -> None:
+            self.failed, self.passed = dict[str, str](), set[str]()
 
-        def pytest_runtest_logreport(self, report):  # the hook's argument has this name
+        def pytest_runtest_logreport(self, report: Any) -> None:  # the hook's argument has this name
             if report.failed:
                 self.failed.setdefault(report.nodeid, message(report))
             elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
@@ -42,15 +50,15 @@ def run_pytest(report, only):
             if report.when == "teardown":
                 tell(self, report.nodeid)
 
-        def pytest_collectreport(self, report):
+        def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
                 self.failed.setdefault(report.nodeid, message(report))
                 tell(self, report.nodeid)
 
-    def message(found):
-        return getattr(found, "longreprtext", "") or str(found.longrepr)
+    def message(found: Any) -> str:
+        return str(getattr(found, "longreprtext", "") or found.longrepr)
 
-    def tell(plugin, test):
+    def tell(plugin: Plugin, test: str) -> None:
         failed = plugin.failed.get(test)
         outcome = "failed" if failed is not None else "passed" if test in plugin.passed else "skipped"
         report(test, outcome, failed or "")
@@ -59,41 +67,41 @@ def run_pytest(report, only):
     pytest.main([*options, *only], plugins=[Plugin()])
 
 
-def run_unittest(report, only):
+def run_unittest(report: Report, only: Sequence[str]) -> None:
     """Run unittest's tests below the folder."""
     import unittest
 
     class Result(unittest.TestResult):
         """Reports each test at its end."""
 
-        def startTest(self, test):  # unittest's name
+        def startTest(self, test: unittest.TestCase) -> None:  # unittest's name
             super().startTest(test)
             self.found, self.text = "passed", ""
 
-        def addSubTest(self, test, subtest, error):
+        def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, error: Any) -> None:
             super().addSubTest(test, subtest, error)
             if error is not None:
-                self.found, self.text = "failed", self._exc_info_to_string(error, test)
+                self.found, self.text = "failed", "".join(traceback.format_exception(*error))
 
-        def addFailure(self, test, error):
-            self.found, self.text = "failed", self._exc_info_to_string(error, test)
+        def addFailure(self, test: unittest.TestCase, error: Any) -> None:
+            self.found, self.text = "failed", "".join(traceback.format_exception(*error))
 
-        def addError(self, test, error):
-            text = self._exc_info_to_string(error, test)
-            if not hasattr(test, "_testMethodName"):  # a class or module that cannot be set up
+        def addError(self, test: unittest.TestCase, error: Any) -> None:
+            text = "".join(traceback.format_exception(*error))
+            if not isinstance(test, unittest.TestCase):  # a class or module that cannot be set up
                 report(test.id(), "failed", text)
             self.found, self.text = "failed", text
 
-        def addSkip(self, test, reason):
+        def addSkip(self, test: unittest.TestCase, reason: str) -> None:
             self.found = "skipped"
 
-        def addExpectedFailure(self, test, error):
+        def addExpectedFailure(self, test: unittest.TestCase, error: Any) -> None:
             self.found = "skipped"
 
-        def addUnexpectedSuccess(self, test):
+        def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
             self.found, self.text = "failed", "an unexpected success"
 
-        def stopTest(self, test):
+        def stopTest(self, test: unittest.TestCase) -> None:
             super().stopTest(test)
             report(test.id(), self.found, self.text)
 
@@ -108,4 +116,5 @@ def run_unittest(report, only):
     suite.run(Result())
 
 
-main(json.loads(sys.stdin.read()))
+if __name__ == "__main__":
+    main(json.loads(sys.stdin.read()))

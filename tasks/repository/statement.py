@@ -61,8 +61,8 @@ def without_tests(files: Mapping[str, bytes], tests: Iterable[str]) -> dict[str,
         path, inner = _place(test, files)
         if path is not None:
             names.setdefault(path, set()).add(inner)
-    for path, inner in names.items():
-        content = _without(files[path].decode("utf-8", "replace"), inner)
+    for path, functions in names.items():
+        content = _without(files[path].decode("utf-8", "replace"), functions)
         if content is None:
             del left[path]
         else:

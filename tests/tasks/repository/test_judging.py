@@ -100,9 +100,11 @@ def test_no_repair_and_half_a_repair_are_wrong(prepared):
 
 
 def test_making_up_for_a_mistake_elsewhere_is_wrong(prepared):
-
-    text = WRONG + "\n\nold = total\n\n\ndef total(prices, discount=0):\n    return old(prices, -discount)\n"
-    assert judged(prepared, price=text) == (False, "the tests pass with the mistakes in their functions")
+    around = (
+        "from shop import price\n\nold = price.total\n\n\n"
+        "def total(prices, discount=0):\n    return old(prices, -discount)\n\n\nprice.total = total\n"
+    )
+    assert judged(prepared, __init__=around) == (False, "the tests pass with the mistakes in their functions")
 
 
 def test_a_deleted_project_is_wrong(prepared):
