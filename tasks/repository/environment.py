@@ -219,7 +219,9 @@ class RepositoryEnv(ToolEnv):
 
     def next_action(self) -> str:
         """Bring each source file that differs from the original back, by an edit, and answer."""
-        files = self.machine.sources()
+        files: Mapping[str, bytes] = self._tree(self.problem)
+        if self.machine.is_open:
+            files = self.machine.sources()
         calls = []
         for path in self.prepared.manifest.sources:
             right = self.prepared.files[path]

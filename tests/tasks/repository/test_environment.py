@@ -12,7 +12,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.repository.prepared import load_sample
 
-FEW = dataclasses.replace(QUICK, n_seeds=1, n_draws=10, n_hostile_episodes=1, n_fuzzed=2, n_pairs=4, n_tries=(1,))
+FEW = dataclasses.replace(QUICK, n_seeds=2, n_draws=10, n_hostile_episodes=1, n_fuzzed=2, n_pairs=4, n_tries=(1,))
 TREE = "/workspace/project"
 KEY = "ledger/amounts.py:clamp:call:1035"
 LEVELS = ("easy", "medium", "hard")
