@@ -47,8 +47,9 @@ RECORD = ROOT / "proof" / "gallery.json"
 PLAYED_WITH = ("*.py", "checker/*.py", "mathematics/*.py", "parsers/*.py", "sandbox/**/*.py", "tools/*.py")
 """Files of `llm_envs` on which the success rates may depend, beside those of the task in `tasks/`."""
 PROOF = ROOT / "proof" / "results"
-ELSEWHERE = ("llm/ALFWorld-v0", "llm/ScienceWorld-v0", "llm/Tau2-v0", "llm/TextWorldExpress-v0")
-"""Tasks whose packages are only in other environments (`make test-benchmarks`): the page leaves them out."""
+ELSEWHERE = ("llm/ALFWorld-v0", "llm/Repository-v0", "llm/ScienceWorld-v0", "llm/Tau2-v0", "llm/TextWorldExpress-v0")
+"""Tasks whose packages are only in other environments (`make test-benchmarks`), or that need a project of the user's.
+The page leaves them out."""
 N_EPISODES = 100
 HARD = "★"
 """Marks a level that is expected to be hard for frontier models."""

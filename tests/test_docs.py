@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
-NOT_RUN = {"README.md": ["pip install -e ."]}
+NOT_RUN = {
+    "README.md": ["pip install -e ."],
+    "docs/guides/repositories.md": ["llm-envs repository prepare toolz"],
+}
 """What nothing here can run: by page, the first command of each block that says so. Keep it short.
 
-`pip install`: fetches packages from a registry (the fresh clones of `.ci/run` do)."""
+`pip install`, and a project of the registry: they fetch packages (the fresh clones of `.ci/run` do the first)."""
 
 
 def name_of(path: Path) -> str:

@@ -50,8 +50,9 @@ class TaskCard:
 
 
 def suite_ids() -> list[str]:
-    """Return the ids of this package's tasks without the benchmarks, whose data or scorers are other people's."""
-    return [task_id for task_id in task_ids() if task_id.startswith("llm/") and family_of(task_id) != "benchmarks"]
+    """Return the ids of this package's tasks that need nothing of other people's: data, scorers or a project."""
+    families = ("benchmarks", "repository")
+    return [task_id for task_id in task_ids() if task_id.startswith("llm/") and family_of(task_id) not in families]
 
 
 def family_of(task_id: str) -> str:

@@ -68,6 +68,7 @@ COMMANDS = {
     "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
     "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
     "watch": Command("llm_envs.cli.watch", "Follow runs in a browser while they run."),
+    "repository": Command("llm_envs.cli.repository", "Make problems from a Python project."),
     "doctor": Command("llm_envs.cli.doctor", "Examine a model before training it."),
     "train": Command(
         "llm_envs.cli.train",
