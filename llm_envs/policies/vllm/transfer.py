@@ -206,6 +206,7 @@ class WeightTransfer:
         group = None if engine is None else engine.model_update_group
         if group is not None:
             (group.destroy if self.backend == "nccl" else group.abort)()  # also if another process hangs
+            engine.model_update_group = None  # vLLM 0.32 would end it again, and knows NCCL's groups only
             engine.shutdown()
 
     def _join(self, requests: _Requests) -> Any:
