@@ -38,7 +38,7 @@ ROOMS = (
         "environments",
         "Environments",
         "Tasks, what is around them, the registry, and the check of the contract.",
-        ("env.*", "problems", "spaces", "wrappers.*", "registration", "checker.check", "checker.*"),
+        ("env.*", "objects", "problems", "spaces", "wrappers.*", "registration", "checker.check", "checker.*"),
     ),
     Room(
         "tools",

@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     # The rooms of llm_envs, from the ground up. A room imports from lower floors only.
     ("errors", "processes", "types"),
     ("parsers", "problems", "registration", "sandbox", "spaces", "tiny_model"),
-    ("chat", "mathematics", "tools"),
+    ("chat", "mathematics", "objects", "tools"),
     ("policies", "rewards", "shell"),
     ("env", "testing"),
     ("checker", "sources"),

@@ -6,7 +6,6 @@ examine is "not applicable", with its reason.
 
 from __future__ import annotations
 
-import importlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,8 @@ from llm_envs.checker.catalogue import example_kwargs
 from llm_envs.checker.check import Finding, Status, examine
 from llm_envs.checker.clauses import CHECKS
 from llm_envs.checker.subject import QUICK, Settings, Subject
-from llm_envs.errors import InvalidConfigError, MissingExtraError, UnknownTaskError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.objects import load_object
 from llm_envs.problems import check_choice
 from llm_envs.registration import task_spec
 
@@ -205,12 +205,9 @@ def _subject(env: str | Callable[..., gym.Env[str, str]], settings: Settings, kw
 
 
 def _found(name: str, kwargs: dict[str, Any]) -> Subject:
-    """Return the subject of "module:Class", or of a registered id."""
+    """Return the subject of "module:Class" or "FILE.py:Class", or of a registered id."""
     module, _, attribute = name.rpartition(":")
     if module and attribute.isidentifier():
-        try:
-            return Subject(name, kwargs, maker=getattr(importlib.import_module(module), attribute))
-        except (ImportError, AttributeError) as error:
-            raise UnknownTaskError(f"{name}: {error}; give module:Class, or a registered id.") from error
+        return Subject(name, kwargs, maker=load_object("ENV", name))
     spec = task_spec(name)
     return Subject(spec.id, example_kwargs(spec.id) | kwargs)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.objects import absolute_name, load_object
 
 if TYPE_CHECKING:
     from llm_envs.agents import AgentEnv
@@ -59,36 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def load_agent(name: str) -> AgentEnv:
     """Return the `AgentEnv` that `FILE.py:NAME` or `module:NAME` names.
 
-    A file is imported as a module of its folder, so it can import its neighbours, and worker processes can import it.
-
     Raises:
         InvalidConfigError: If it cannot be imported, or has no such `AgentEnv`.
     """
     from llm_envs.agents import AgentEnv
 
-    place, _, variable = name.rpartition(":")
-    if not place or not variable:
-        raise InvalidConfigError(f"--agent {name}: it must be FILE.py:NAME or module:NAME of an AgentEnv.")
-    path = Path(place).resolve() if place.endswith(".py") else None
-    if path is not None and not path.is_file():
-        raise InvalidConfigError(f"--agent {name}: the file {place} does not exist.")
-    try:
-        if path is not None and str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))
-        module = importlib.import_module(place if path is None else path.stem)
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
-        what = f"{type(error).__name__}: {error}{where}"
-        raise InvalidConfigError(f"--agent {name}: {place} cannot be imported ({what}).") from error
-    if path is not None and Path(getattr(module, "__file__", None) or "").resolve() != path:
-        raise InvalidConfigError(
-            f"--agent {name}: a module {path.stem!r} is loaded already; give the file another name."
-        )
-    found = getattr(module, variable, None)
-    if not isinstance(found, AgentEnv):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
-        raise InvalidConfigError(f"--agent {name}: it is {what}; it must be an AgentEnv.")
+    found: AgentEnv = load_object("--agent", name, AgentEnv)
     return found
 
 
@@ -122,10 +95,8 @@ def played_settings(arguments: argparse.Namespace, agent: Any) -> dict[str, Any]
 
     if (name := arguments.agent) is None:
         return {}
-    place, _, variable = name.rpartition(":")
-    place = str(Path(place).resolve()) if place.endswith(".py") else place
     tasks = {split: fingerprint_of(tasks) for split, tasks in (agent.tasks or {}).items()}
-    return {"agent": f"{place}:{variable}"} | ({"agent_tasks": tasks} if tasks else {})
+    return {"agent": absolute_name(name)} | ({"agent_tasks": tasks} if tasks else {})
 
 
 def examine(arguments: argparse.Namespace) -> Callable[[ChatCodec, bool], None] | None:

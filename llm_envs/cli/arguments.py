@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llm_envs.cli.parser import json_object
 from llm_envs.errors import InvalidConfigError
+from llm_envs.objects import env_id
 
 if TYPE_CHECKING:
     from llm_envs.data.shards import Shard
 
+ENV_HELP = "a task id, or FILE.py:NAME of an environment of yours"
+
 __all__ = [
+    "ENV_HELP",
     "add_env_arguments",
     "add_host_argument",
     "add_rollout_arguments",
@@ -216,13 +220,19 @@ def arrangement_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
-    """Refuse an unknown environment, one without text spaces, or arguments that it does not take."""
+def require_text(task: str, env_kwargs: dict[str, Any]) -> str:
+    """Return an environment's id; refuse an unknown one, one without text spaces, or arguments that it does not take.
+
+    Args:
+        task: An id, or `FILE.py:NAME` (`llm_envs.objects`).
+        env_kwargs: The environment's arguments.
+    """
     import gymnasium as gym
 
     from llm_envs.registration import task_spec
     from llm_envs.rollout.workers.runner import close_env, make_env
 
+    task_id = env_id(task)
     task_spec(task_id)
     env = make_env(task_id, env_kwargs)
     try:
@@ -230,6 +240,7 @@ def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
             raise InvalidConfigError(f"{task_id} is not a text environment; `llm-envs list` lists them.")
     finally:
         close_env(env)
+    return task_id
 
 
 def require_model(name: str, option: str) -> None:

@@ -14,7 +14,7 @@ EXAMPLES = """
 examples:
   llm-envs audit runs/grpo
   llm-envs audit runs/grpo --model DIR --json
-  llm-envs audit runs/grpo --rewards my_rewards:REWARDS --algorithm my_algorithms:MINE
+  llm-envs audit runs/grpo --rewards mine.py:REWARDS --algorithm mine.py:ALGORITHM
 
 Exit codes: 0 if nothing differs, 1 if something does, 2 if the folder is not a training's.
 """
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="DIR", help="model checkpoint that the training began with; default: as it named"
     )
-    parser.add_argument("--rewards", metavar="MODULE:NAME", help="the training's RewardSettings, if it had functions")
+    parser.add_argument("--rewards", metavar="FILE:NAME", help="the run's rewards, if it had functions of yours")
     parser.add_argument(
-        "--algorithm", metavar="NAME", help="a published algorithm, or module:NAME, if it had functions of yours"
+        "--algorithm", metavar="NAME", help="a published algorithm, or FILE.py:NAME, if it had functions of yours"
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="NATS", help="of a log-probability; default: the noise of the run"

@@ -18,6 +18,7 @@ from llm_envs.cli.arguments import (
 from llm_envs.cli.parser import Flag
 from llm_envs.cli.policy_options import add_player_arguments, open_player, player_settings
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.objects import env_id
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ MAX_REPLIES = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("folder", metavar="RUN", help="folder of the run that has the episode")
+    parser.add_argument("--env", metavar="ENV", help="FILE.py:NAME of the episode's environment, if it was so named")
     parser.add_argument("--episode", required=True, metavar="GROUP/MEMBER", help="the episode; its report names it")
     parser.add_argument(
         "--turn", type=_turn, required=True, metavar="T", help="the first new turn, from 0; all: the value of each turn"
@@ -64,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.data.writer import TrajectoryWriter, check_folder
     from llm_envs.rollout.fork import branch_each, replay_to
 
+    if arguments.env is not None:
+        env_id(arguments.env)  # registers it
     episode = _episode(arguments.folder, arguments.episode)
     turns = range(len(episode.turns)) if arguments.turn == "all" else [arguments.turn]
     replay_to(episode, min(max([0, *turns]), len(episode.turns))).env.close()  # before a model is loaded

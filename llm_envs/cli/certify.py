@@ -37,7 +37,7 @@ Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage or an unknown env
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("env", metavar="ENV", help="a registered id, or module:Class of a text environment")
+    parser.add_argument("env", metavar="ENV", help="a registered id, or FILE.py:NAME of a text environment")
     add_env_arguments(parser)
     parser.add_argument("--check", action=Repeatable, metavar="NAME", help="run only this check (repeatable)")
     parser.add_argument("--all-levels", action=Flag, help="examine each level; by default the default one")

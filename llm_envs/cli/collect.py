@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import (
+    ENV_HELP,
     add_env_arguments,
     add_rollout_arguments,
     add_sampling_arguments,
@@ -55,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
         "envs",
         nargs="*",
         metavar="ENV",
-        help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
+        help=f"{ENV_HELP}, or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
     )
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     parser.add_argument(

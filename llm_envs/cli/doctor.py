@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.inference.loading import load_tokenizer
 
-    require_text(arguments.env, {})
+    arguments.env = require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
     further = [show for examine in hooks("examine") if (show := examine(arguments)) is not None]
     template = None

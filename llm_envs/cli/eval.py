@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import (
+    ENV_HELP,
     add_rollout_arguments,
     add_sampling_arguments,
     add_shard_argument,
@@ -66,7 +67,7 @@ examples:
 
 def add_arguments(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
+    parser.add_argument("envs", nargs="*", metavar="ENV", help=f"{ENV_HELP}, or a pattern ('llm/*')")
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     parser.add_argument(
         "--suite",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, require_text
+from llm_envs.cli.arguments import ENV_HELP, add_env_arguments, env_kwargs_of, require_text
 
 __all__ = ["ABOUT", "add_arguments", "run"]
 
@@ -23,7 +23,7 @@ The client starts the command itself. In its settings: {"mcpServers": {"calculat
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("env", metavar="ENV", help="a task id")
+    parser.add_argument("env", metavar="ENV", help=ENV_HELP)
     parser.add_argument("--seed", type=int, default=0, help="the run's seed: decides the episodes; default 0")
     add_env_arguments(parser)
 
@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> None:
     from llm_envs.bridges.mcp import serve_stdio
 
     env_kwargs = env_kwargs_of(arguments)
-    require_text(arguments.env, env_kwargs)
+    arguments.env = require_text(arguments.env, env_kwargs)
     serve_stdio(gym.make(arguments.env, **env_kwargs), arguments.env, arguments.seed)

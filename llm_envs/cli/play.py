@@ -8,7 +8,14 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llm_envs.cli.arguments import add_env_arguments, add_sampling_arguments, env_kwargs_of, positive, require_text
+from llm_envs.cli.arguments import (
+    ENV_HELP,
+    add_env_arguments,
+    add_sampling_arguments,
+    env_kwargs_of,
+    positive,
+    require_text,
+)
 from llm_envs.cli.policy_options import add_player_arguments, open_player
 from llm_envs.errors import LLMEnvsError, RolloutFailedError
 from llm_envs.tracking.loggers import visible_text
@@ -32,7 +39,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("env", metavar="ENV", help="a task id")
+    parser.add_argument("env", metavar="ENV", help=ENV_HELP)
     parser.add_argument("-n", type=positive, default=1, metavar="N", help="problems, each played once; default 1")
     parser.add_argument(
         "--seed", type=int, default=0, help="the run's seed; equal seeds play equal episodes; default 0"
@@ -80,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens)
     env_kwargs = env_kwargs_of(arguments)
-    require_text(arguments.env, env_kwargs)
+    arguments.env = require_text(arguments.env, env_kwargs)
     episodes: list[Trajectory] = []
     with (
         open_player(arguments, {"human": HumanPolicy}) as (policy, codec),

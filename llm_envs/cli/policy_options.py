@@ -1,6 +1,6 @@
 """The policy options of `play`, `collect` and `eval`: a script, or a model on an engine.
 
---policy oracle
+--policy oracle                                  or random, or FILE.py:NAME of the user's own
 --model DIR [--engine transformers | vllm]       --policy vllm equals --engine vllm
 --model DIR --url URL [--url URL ...]            running vllm serve processes (--engine server)
 --model DIR --serve N [--server-args ARGS]       vllm serve processes started for the command
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from llm_envs.cli.arguments import positive, require_model
 from llm_envs.cli.parser import Repeatable
 from llm_envs.errors import BridgeError, InvalidConfigError, public_address
+from llm_envs.objects import absolute_name, is_named, load_object
 from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, error_text, import_httpx, is_local, without_key
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ LIST_TIMEOUT_S = 60.0
 _OPTIONS = sorted(set().union(*_TAKES.values()))
 
 
+class _OrNamed(list[str]):
+    """Choices that also have every `FILE.py:NAME`."""
+
+    def __contains__(self, text: object) -> bool:
+        return super().__contains__(text) or is_named(str(text))
+
+
 def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None:
     """Add the policy options.
 
@@ -64,9 +72,10 @@ def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None
     group = parser.add_argument_group("policy")
     group.add_argument(
         "--policy",
-        choices=[*policies, *MODEL_ENGINES],
-        help=f"a script ({', '.join(policies)}), or an engine for --model, as --engine; default: the model, or "
-        "oracle without one",
+        choices=_OrNamed([*policies, *MODEL_ENGINES]),
+        metavar="POLICY",
+        help=f"a script ({', '.join(policies)}) or FILE.py:NAME of yours, or an engine for --model, as --engine "
+        f"({', '.join(MODEL_ENGINES)}); default: the model, or oracle without one",
     )
     group.add_argument(
         "--model",
@@ -153,7 +162,7 @@ def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     _settle(arguments)
     kind = _kind(arguments)
     if kind == "script":
-        record: dict[str, Any] = {"policy": arguments.policy}
+        record: dict[str, Any] = {"policy": absolute_name(arguments.policy)}
     else:
         record = {
             "policy": "model",
@@ -185,8 +194,34 @@ def open_player(
         with ENGINES[kind](arguments) as player:
             yield player
         return
+    if is_named(arguments.policy):
+        policy = _own_policy(arguments.policy)
+        yield policy, _codec(arguments.tokenizer) or getattr(policy, "codec", None)
+        return
     known: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
     yield known[arguments.policy](), _codec(arguments.tokenizer)
+
+
+def _own_policy(text: str) -> Policy:
+    """Return the policy that a text names; a class or a function is called to make it.
+
+    Raises:
+        InvalidConfigError: If it is not a policy.
+    """
+    found: Any = load_object("--policy", text)
+    methods = ("act", "reply", "sample")
+    if isinstance(found, type) or not any(hasattr(found, method) for method in methods):
+        try:
+            found = found() if callable(found) else found
+        except TypeError as error:
+            raise InvalidConfigError(f"--policy {text}: a policy cannot be made by it ({error}).") from error
+    if not any(callable(getattr(found, method, None)) for method in methods):
+        raise InvalidConfigError(
+            f"--policy {text}: it is of type {type(found).__name__} without act, reply or sample; it must be a policy "
+            "(llm_envs.policies.base), or a class or function without arguments that makes one."
+        )
+    policy: Policy = found
+    return policy
 
 
 def _settle(arguments: argparse.Namespace) -> None:

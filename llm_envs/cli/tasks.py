@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import positive
+from llm_envs.cli.arguments import ENV_HELP, positive
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError, MissingExtraError, TaskCheckError
+from llm_envs.objects import env_id
 from llm_envs.processes import end_with_parent
 from llm_envs.tracking.loggers import visible_text
 
@@ -107,7 +108,7 @@ def _is_wanted(card: TaskCard, arguments: argparse.Namespace) -> bool:
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id")
+    parser.add_argument("envs", nargs="*", metavar="ENV", help=ENV_HELP)
     parser.add_argument("--all", action=Flag, help="every registered task")
     parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
     parser.add_argument("--difficulty", metavar="LEVEL", help="level of the tasks; default: each task's default")
@@ -151,14 +152,14 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
         if not ids:
             raise InvalidConfigError(f"there is no task {arguments.namespace}/...; `llm-envs list` names all.")
     for task_id in ids:
-        task_spec(task_id)
+        task_spec(env_id(task_id))
         if arguments.difficulty and isinstance(error := _failure(task_id, arguments.difficulty), InvalidConfigError):
             raise error
     for task_id in ids:
         levels = [arguments.difficulty] if arguments.difficulty else [None]
         if arguments.all_levels:
             with contextlib.suppress(MissingExtraError):  # its check reports it
-                levels = list(describe(task_id).levels)
+                levels = list(describe(env_id(task_id)).levels)
         for level in levels:
             yield task_id, {} if level is None else {"difficulty": level}, arguments.thorough
 
@@ -190,6 +191,7 @@ def _failure(task_id: str, level: str | None = None) -> Exception | None:
 
     from llm_envs.checker.catalogue import example_kwargs
 
+    task_id = env_id(task_id)
     try:
         gym.make(task_id, **example_kwargs(task_id) | ({} if level is None else {"difficulty": level})).close()
     except Exception as error:
@@ -207,7 +209,7 @@ def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> tuple
     if isinstance(missing := _failure(task_id), MissingExtraError):
         return "missing", f"{label}  ({missing})"
     try:
-        check_task(task_id, effort=THOROUGH if thorough else QUICK, **kwargs)
+        check_task(env_id(task_id), effort=THOROUGH if thorough else QUICK, **kwargs)
     except TaskCheckError as error:
         return "FAILED", f"{label}\n{error}"
     return "ok", f"{label}  ({time.perf_counter() - started:.1f} s)"

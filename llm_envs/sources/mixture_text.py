@@ -8,13 +8,14 @@ import re
 from collections.abc import Sequence
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.objects import env_id
 from llm_envs.sources.source import EnvChoice
 
 __all__ = ["parse_mixture"]
 
 
 def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[EnvChoice]:
-    """Parse a mixture: `ID`, `ID:WEIGHT`, and patterns of registered tasks' ids.
+    """Parse a mixture: `ID`, `ID:WEIGHT`, patterns of registered tasks' ids, and environments as `FILE.py:NAME`.
 
     A pattern leaves out the named benchmarks (`llm/GSM8K-v0`), unless it matches nothing else.
 
@@ -33,19 +34,19 @@ def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[Env
     named = {name for name, _ in given if re.search(r"[*?\[]", name) is None}
     choices: dict[str, float] = {}
     for name, weight in given:
-        for env_id in [name] if name in named else [found for found in _matching(name) if found not in named]:
-            if env_id in choices:
-                raise InvalidConfigError(f"{env_id} is given twice: give it once, with a weight.")
-            choices[env_id] = weight
+        for chosen in [name] if name in named else [found for found in _matching(name) if found not in named]:
+            if chosen in choices:
+                raise InvalidConfigError(f"{chosen} is given twice: give it once, with a weight.")
+            choices[chosen] = weight
     left = dict(choices)
     for pattern in exclude:
         found = fnmatch.filter(choices, pattern)
         if not found:
             raise InvalidConfigError(f"--exclude {pattern}: it matches none of {', '.join(choices)}.")
-        left = {env_id: weight for env_id, weight in left.items() if env_id not in found}
+        left = {chosen: weight for chosen, weight in left.items() if chosen not in found}
     if not left:
         raise InvalidConfigError(f"no task is left to play: --exclude {' '.join(exclude)} removes all {len(choices)}.")
-    return [EnvChoice(env_id, weight) for env_id, weight in left.items()]
+    return [EnvChoice(chosen, weight) for chosen, weight in left.items()]
 
 
 def _weighted(text: str) -> tuple[str, float]:
@@ -55,10 +56,10 @@ def _weighted(text: str) -> tuple[str, float]:
     except ValueError:
         weight = None
     if weight is None:
-        return text, 1.0
+        return env_id(text), 1.0
     if not (weight > 0 and math.isfinite(weight)):
         raise InvalidConfigError(f"{text}: the weight must be a number above 0.")
-    return head, weight
+    return env_id(head), weight
 
 
 def _matching(pattern: str) -> list[str]:

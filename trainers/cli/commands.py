@@ -33,6 +33,7 @@ from llm_envs.trainers.cli.parser import (
     read_algorithm,
     read_environment,
     read_played,
+    read_rewards,
 )
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.dpo.trainer import EnvDPOConfig, EnvDPOTrainer
@@ -65,6 +66,10 @@ _ALGORITHM_SETTINGS: dict[str, Any] = {
     "help": 'Fields of the algorithm to change, as a JSON object: \'{"kl_coef": 0.04, "kl_in": "reward"}\'. kl_coef '
     "may be a schedule (linear:FIRST:LAST, cosine:FIRST:LAST, adaptive:INITIAL:TARGET); kl_fn is a name (k1, k2, ...)."
 }
+_REWARDS: dict[str, Any] = {
+    "help": "FILE.py:NAME of your rewards, which are added to the task's: a reward function, a list or a mapping of "
+    "them, or a RewardSettings."
+}
 _DRY_RUN: dict[str, Any] = {
     "help": "Say what would be done (geometry, budgets, what is trained of an episode) and do not train."
 }
@@ -78,10 +83,11 @@ class GRPOArguments:
     algorithm: str | None = field(
         default=None,
         metadata={
-            "help": f"A published algorithm: {', '.join(ALGORITHMS)}. Or module:NAME, your own Algorithm in an "
-            "importable module. Left out: what loss_type, beta, epsilon, ... say."
+            "help": f"A published algorithm: {', '.join(ALGORITHMS)}. Or FILE.py:NAME of your own "
+            "Algorithm. Left out: what loss_type, beta, epsilon, ... say."
         },
     )
+    rewards: str | None = field(default=None, metadata=_REWARDS)
     algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
     teacher: str | None = field(
         default=None,
@@ -106,6 +112,7 @@ class PPOArguments:
             "a critic that a run saved. Left out: a value head on the policy's trunk."
         },
     )
+    rewards: str | None = field(default=None, metadata=_REWARDS)
     algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
     dry_run: bool = field(default=False, metadata=_DRY_RUN)
 
@@ -156,7 +163,7 @@ def grpo(arguments: Sequence[str]) -> int:
     chosen, args, model, *others = parse("grpo", KINDS["grpo"], arguments)
     algorithm = _algorithm(read_algorithm(chosen.algorithm), chosen)
     env, name = read_played(chosen.env, others), check_model(model.model_name_or_path)
-    further = model_arguments(model, args)
+    further = model_arguments(model, args) | {"rewards": read_rewards(chosen.rewards)}
     if (teacher := chosen.teacher) is not None:
         is_served = teacher.startswith(("http://", "https://"))
         key = os.environ.get(API_KEY)
@@ -172,10 +179,13 @@ def ppo(arguments: Sequence[str]) -> int:
     chosen, args, model, *others = parse("ppo", KINDS["ppo"], arguments)
     env, name = read_played(chosen.env, others), check_model(model.model_name_or_path)
     algorithm = None if chosen.algorithm_settings is None else _algorithm(PPO, chosen)
+    further: dict[str, Any] = {"algorithm": algorithm, "rewards": read_rewards(chosen.rewards)} | model_arguments(
+        model, args
+    )
     critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
     checkpoint = _begin(args, "PPO", chosen, model)
     with loading(model=name, critic=critic):
-        trainer = EnvPPOTrainer(name, env, args, critic=critic, algorithm=algorithm, **model_arguments(model, args))
+        trainer = EnvPPOTrainer(name, env, args, critic=critic, **further)
     return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
 
 

@@ -34,7 +34,7 @@ def run_training(
     checkpoint: str | None,
     *,
     is_dry: bool,
-    option: str = "--resume-from-checkpoint",
+    option: str = "--resume",
 ) -> int:
     """Train and save, or describe the training; return the exit code: 1 if no step had anything to learn from.
 
@@ -83,7 +83,7 @@ def _keep_traceback(trainer: Trainer) -> None:
 
 
 @contextmanager
-def resumable(trainer: Trainer, option: str = "--resume-from-checkpoint") -> Iterator[None]:
+def resumable(trainer: Trainer, option: str = "--resume") -> Iterator[None]:
     """While the block trains, make the first SIGTERM end the training behind a step, with a checkpoint.
 
     Args:
@@ -139,5 +139,5 @@ def _how_to_resume(trainer: Trainer, option: str) -> str:
     folder, state = trainer.args.output_dir, trainer.state
     done = f"{state.global_step} of {state.max_steps} steps are done"
     if there := find_checkpoints(str(folder)):
-        return f"{done}, {there[-1]} has the newest checkpoint. To resume, repeat the command with {option} true."
+        return f"{done}, {there[-1]} has the newest checkpoint. To resume, repeat the command with {option}."
     return f"{done}, and {folder} has no checkpoint yet: repeat the command to begin again."

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import argparse
 import math
-import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from llm_envs.cli.arguments import check_one, concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
+from llm_envs.objects import env_id, load_object
 from llm_envs.parsers.json_calls import strict_json
 from llm_envs.policies.inference.names import name_problem
+from llm_envs.trainers.episodes.rewards import RewardSettings
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
@@ -35,15 +36,13 @@ __all__ = [
     "parse",
     "read_algorithm",
     "read_environment",
-    "read_object",
     "read_played",
+    "read_rewards",
 ]
 
-T = TypeVar("T")
-
 ENV: dict[str, Any] = {
-    "help": "Id of a registered environment, such as llm/Calculator-v0, or a mixture as JSON: "
-    '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}.'
+    "help": "Id of a registered environment, such as llm/Calculator-v0, or FILE.py:NAME of your own class, function "
+    'or PromptTask; or a mixture of these as JSON: {"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}.'
 }
 """Metadata of the field `env`."""
 
@@ -183,22 +182,25 @@ def read_played(env: str | None, others: Sequence[Any]) -> Any:
     return played[0] if played else read_environment(env)
 
 
-def read_environment(text: str | None) -> Any:
-    """Return an environment id unchanged, and a mixture as a mapping.
+def read_environment(text: str | Mapping[str, float] | None) -> Any:
+    """Return an environment's id, also of one named by `FILE.py:NAME`, and a mixture as a mapping of ids.
 
     Raises:
-        InvalidConfigError: If the text starts with "{" but is not valid JSON.
+        InvalidConfigError: If the text starts with "{" but is not valid JSON, or there is no such object.
     """
-    if not isinstance(text, str) or not text.lstrip().startswith("{"):
-        return text
+    if text is None:
+        return None
+    if isinstance(text, str) and not text.lstrip().startswith("{"):
+        return env_id(text, "--env")
     try:
-        return strict_json(text)
+        mixture = text if isinstance(text, Mapping) else strict_json(text)
     except ValueError as error:
         raise InvalidConfigError(f"--env {text!r:.200} is no JSON ({error}).") from error
+    return {env_id(str(name), "--env"): weight for name, weight in mixture.items()}
 
 
 def read_algorithm(text: str | None) -> Algorithm | None:
-    """Return a published algorithm by its name, or one of the user's as `module:NAME`; None: none is given.
+    """Return a published algorithm by its name, or one of the user's as `FILE.py:NAME`; None: none is given.
 
     Raises:
         InvalidConfigError: If the algorithm is unknown, or the module cannot be imported.
@@ -208,26 +210,23 @@ def read_algorithm(text: str | None) -> Algorithm | None:
     if ":" not in text:
         near = did_you_mean(text, ALGORITHMS)
         raise InvalidConfigError(
-            f"algorithm={text!r} is not known; give module:NAME or one of {', '.join(ALGORITHMS)}.{near}"
+            f"algorithm={text!r} is not known; give FILE.py:NAME or one of {', '.join(ALGORITHMS)}.{near}"
         )
-    return read_object("--algorithm", text, Algorithm)
-
-
-def read_object(option: str, text: str, kind: type[T]) -> T:
-    """Return the object of the user's that an option names as `module:NAME`.
-
-    Raises:
-        InvalidConfigError: If the module cannot be imported, or the object is of another type.
-    """
-    try:
-        found = pkgutil.resolve_name(text)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfigError(
-            f"{option} {text}: {error}. Give module:NAME; for a module in this folder, set PYTHONPATH=."
-        ) from error
-    if not isinstance(found, kind):
-        raise InvalidConfigError(f"{option} {text} is of type {type(found).__name__}; it must be of {kind.__name__}.")
+    found: Algorithm = load_object("--algorithm", text, Algorithm)
     return found
+
+
+def read_rewards(text: str | None) -> RewardSettings | None:
+    """Return the rewards that an option names: a `RewardSettings`, a function, a list or a mapping of functions."""
+    if text is None:
+        return None
+    found = load_object("--rewards", text)
+    if not isinstance(found, RewardSettings | Mapping | list | tuple) and not callable(found):
+        raise InvalidConfigError(
+            f"--rewards {text}: it is of type {type(found).__name__}; it must be a reward function, a list or a "
+            "mapping of them, or a RewardSettings."
+        )
+    return found if isinstance(found, RewardSettings) else RewardSettings(reward_fns=found)
 
 
 def check_model(name: str | None, option: str = "--model", marks: Sequence[str] = ("config.json",)) -> str:

@@ -5,6 +5,7 @@
     env: llm/Calculator-v0
     out: runs/calculator        # gets sft/ and rl/
     seed: 0
+    rewards: mine.py:REWARDS    # optional, of rl; so is `algorithm`
     env_kwargs: {difficulty: easy}
     use_peft: false             # and the other fields of TRL's ModelConfig
     sft:                        # fields of EnvSFTConfig, and `source`
@@ -44,7 +45,9 @@ from llm_envs.trainers.cli.parser import (
     check_model,
     make,
     model_arguments,
+    read_algorithm,
     read_environment,
+    read_rewards,
 )
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.run.checkpoints import find_checkpoints, resume_point
@@ -66,6 +69,10 @@ class SFTRLSettings(ModelConfig):
     output_dir: str = field(metadata={"help": "Folder for the subfolders sft and rl."})
     seed: int = field(default=0, metadata={"help": "Seed of both trainings."})
     env_kwargs: dict[str, Any] | str | None = field(default=None, metadata={"help": "Arguments of gym.make, as JSON."})
+    algorithm: str | None = field(
+        default=None, metadata={"help": "A published algorithm, or FILE.py:NAME of yours, for the section rl."}
+    )
+    rewards: str | None = field(default=None, metadata={"help": "FILE.py:NAME of your rewards, for the section rl."})
     sft: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -153,7 +160,12 @@ def _sft_trainer(settings: SFTRLSettings, args: EnvSFTConfig) -> EnvSFTTrainer:
 def _rl_trainer(settings: SFTRLSettings, args: EnvGRPOConfig) -> EnvGRPOTrainer:
     start = newest_checkpoint(Path(settings.output_dir) / "sft")
     name = check_model(settings.model_name_or_path) if start is None else str(_merged(start, settings))
-    return EnvGRPOTrainer(name, read_environment(settings.env), args, **model_arguments(settings, args))
+    further: dict[str, Any] = {
+        "algorithm": read_algorithm(settings.algorithm),
+        "rewards": read_rewards(settings.rewards),
+    }
+    env = read_environment(settings.env)
+    return EnvGRPOTrainer(name, env, args, **further, **model_arguments(settings, args))
 
 
 def _merged(start: Path, settings: SFTRLSettings) -> Path:
@@ -194,11 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trainer: EnvSFTTrainer | EnvGRPOTrainer
         if name == "sft":
             sft = settings.sft_config
-            checkpoint, option = resume_point(sft, "SFT", rank), "--sft.resume-from-checkpoint"
+            checkpoint, option = resume_point(sft, "SFT", rank), "--sft.resume-from-checkpoint true"
             trainer = _sft_trainer(settings, sft)
         else:
             rl = settings.rl_config
-            checkpoint, option = resume_point(rl, "GRPO", rank), "--mode rl --rl.resume-from-checkpoint"
+            checkpoint, option = resume_point(rl, "GRPO", rank), "--mode rl --rl.resume-from-checkpoint true"
             trainer = _rl_trainer(settings, rl)
         run_training(trainer, checkpoint, is_dry=is_dry, option=option)
     return 0

@@ -190,7 +190,7 @@ def check_unused(output_dir: str | Path) -> None:
     if there:
         raise InvalidConfigError(
             f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): resume it "
-            "(--resume-from-checkpoint true), or give another folder."
+            "(--resume), or give another folder."
         )
 
 

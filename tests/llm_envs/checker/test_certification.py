@@ -150,8 +150,8 @@ def test_a_task_that_declares_too_little_breaks_its_contract_only(undocumented: 
 @pytest.mark.parametrize(
     ("env", "error", "message"),
     [
-        ("no.such.module:Env", UnknownTaskError, "No module named 'no'; give module:Class, or a registered id"),
-        ("llm_envs.testing:Nothing", UnknownTaskError, "has no attribute 'Nothing'"),
+        ("no.such.module:Env", InvalidConfigError, "No module named 'no'"),
+        ("llm_envs.testing:Nothing", InvalidConfigError, "has no Nothing"),
         ("llm/NoSuchTask-v0", UnknownTaskError, "there is no task"),
         (lambda: gym.make("CartPole-v1"), InvalidConfigError, "GymnasiumEnv with env_id, which puts them into words"),
         (lambda: 3, InvalidConfigError, r"is a int; it must be a gymnasium.Env"),

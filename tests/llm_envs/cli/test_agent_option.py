@@ -220,8 +220,8 @@ class TestLoading:
             ("import no_such_module_here", r"ModuleNotFoundError: .*broken\.py line 1"),
             ("x = 1\nraise KeyError('lost')", r"KeyError: 'lost', broken\.py line 2"),
             ("raise SystemExit(3)", r"SystemExit: 3"),
-            ("ENV = 3", r"it is a int; it must be an AgentEnv"),
-            ("", r"it is nothing; it must be an AgentEnv"),
+            ("ENV = 3", r"ENV is of type int; it must be an AgentEnv"),
+            ("", r"has no ENV\."),
         ],
     )
     def test_a_file_that_is_wrong(

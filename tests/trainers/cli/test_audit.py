@@ -269,7 +269,7 @@ def test_what_cannot_be_recomputed_is_said_and_never_equal(trained: Path, tmp_pa
     assert audit.first is None
     for name in ("log-probabilities", "loss"):
         assert audit.parts[name].n == 0 and audit.parts[name].missing
-    assert "module:NAME" in " ".join(audit.parts["rewards"].missing)
+    assert "FILE.py:NAME" in " ".join(audit.parts["rewards"].missing)
 
 
 def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -394,23 +394,37 @@ def test_an_algorithm_by_options_and_file(command, tiny_folder, tmp_path, monkey
     assert [algorithm.kl_coef(step, 3, None) for step in range(3)] == pytest.approx([0.2, 0.1, 0.0])
 
 
-def test_an_algorithm_of_ones_own(tiny_folder, tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_algorithm.py").write_text(
+@pytest.mark.trainings
+def test_environment_rewards_and_algorithm_of_ones_own_file(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_training.py"
+    file.write_text(
         "from dataclasses import replace\n"
+        "from dense_env import DenseEnv\n"
         "from llm_envs.trainers.functional.algorithm import GRPO\n"
         "MINE, NUMBER = replace(GRPO, name='mine'), 3\n"
+        "def length(trajectory): return float(len(trajectory.turns))\n"
+        "def make(**kwargs): return DenseEnv(**kwargs)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    command = ["grpo", "--env", "llm/Countdown-v0", "--model", tiny_folder, "--out", str(tmp_path / "out"), *SMALL]
-    assert run([*command, "--dry-run", "--algorithm", "own_algorithm:MINE"]) == 0
+    out = tmp_path / "out"
+    settings = COMMON | OF["grpo"] | {"env": f"{file}:make", "algorithm": f"{file}:MINE", "rewards": f"{file}:length"}
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({**settings, "model": tiny_folder, "out": str(out), "logging_steps": 1}))
+    command = ["grpo", "--config", str(config)]
+    assert run([*command, "--dry-run"]) == 0
     assert "loss              mine: " in capsys.readouterr().out
+    assert run(command) in (0, 1)  # 1: its groups may have equal rewards
+    (entry, *_) = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    assert entry["rewards/length/mean"] >= 1.0
     for given, said in (
-        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be of Algorithm"),
-        ("own_algorithm:HERS", "module 'own_algorithm' has no attribute 'HERS'. Give module:NAME"),
-        ("no_such_module:MINE", "No module named 'no_such_module'. Give module:NAME; for a module in this folder"),
-        ("dappo", "give module:NAME or one of grpo, dr_grpo, "),
+        (["--algorithm", f"{file}:NUMBER"], "NUMBER is of type int; it must be an Algorithm"),
+        (["--algorithm", f"{file}:MINF"], "has no MINF. Did you mean MINE?"),
+        (["--algorithm", "no_such_module:MINE"], "No module named 'no_such_module'"),
+        (["--algorithm", "dappo"], "give FILE.py:NAME or one of grpo, dr_grpo, "),
+        (["--rewards", f"{file}:NUMBER"], "it must be a reward function, a list or a mapping of them"),
+        (["--env", f"{file}:NUMBER"], "it must be an environment's class, a function that makes one"),
     ):
-        assert run([*command, "--algorithm", given]) == 2
+        assert run([*command, "--out", str(tmp_path / "other"), *given]) == 2
         assert said in capsys.readouterr().err
 
 

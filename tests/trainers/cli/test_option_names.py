@@ -26,7 +26,7 @@ CONCEPTS = {
     "--difficulty": ("text", r"level of the task"),
     "--dry-run": ("bool", r"say what would be done"),
     "--engine": ("text", r"engine of the model"),
-    "--env": ("text", r"id of a registered environment|task of the example episode"),
+    "--env": ("text", r"id of a registered environment|task of the example episode|file\.py:name of the episode's"),
     "--env-kwargs": ("json", r"more arguments of the task|arguments of gym.make"),
     "--env-servers": ("texts", r"addresses( \(host:port\))? of `?llm-envs serve-envs"),
     "--exclude": ("text", r"exclude matching tasks"),
@@ -59,7 +59,8 @@ CONCEPTS = {
     "--ray-labels": ("json", r"ray: task id -> labels"),
     "--report-to": ("texts", r"tensorboard, wandb|the list of integrations"),
     "--requests-per-minute": ("number", r"api: limit on requests"),
-    "--resume": ("bool", r"resume the (run|evaluation)"),
+    "--resume": ("bool", r"(resume the (run|evaluation)|path to a folder with a valid checkpoint)"),
+    "--rewards": ("text", r"(file\.py:name of your rewards|the run's rewards)"),
     "--run-name": ("text", r"name of the trackers' run|an optional descriptor for the run"),
     "--seed": ("number", r"the run's seed|random seed that|seed of both|seed of requests"),
     "--serve": ("number", r"start n `vllm serve`"),
@@ -77,7 +78,12 @@ CONCEPTS = {
 }
 """Option -> its type, and the beginning of its help: the concept. No other option's help begins like this."""
 
-ALIASES = {"--out": "--output-dir", "--model": "--model-name-or-path", "--group-size": "--num-generations"}
+ALIASES = {
+    "--out": "--output-dir",
+    "--model": "--model-name-or-path",
+    "--group-size": "--num-generations",
+    "--resume": "--resume-from-checkpoint",
+}
 """Our name -> TRL's for the same field. Only the trainings take both."""
 
 OF_ROOMS = {"--agent", "--ray-actors", "--ray-gpus", "--ray-labels"}
@@ -116,7 +122,7 @@ def json_fields() -> set[str]:
 
 
 def type_of(action: argparse.Action, mappings: set[str]) -> str:
-    if isinstance(action, Flag | Switch):
+    if isinstance(action, Flag | Switch) or (action.nargs == "?" and action.const == "true"):
         return "bool"
     if action.type is json_object or action.dest in mappings:
         return "json"

@@ -10,8 +10,7 @@ from typing import Any
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.run import audit_training
-from llm_envs.trainers.cli.parser import read_algorithm, read_object
-from llm_envs.trainers.episodes.rewards import RewardSettings
+from llm_envs.trainers.cli.parser import read_algorithm, read_rewards
 
 __all__ = ["run", "shown"]
 
@@ -21,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     audit = audit_training(
         arguments.folder,
         model=arguments.model,
-        rewards=None if (text := arguments.rewards) is None else read_object("--rewards", text, RewardSettings),
+        rewards=read_rewards(arguments.rewards),
         algorithm=read_algorithm(arguments.algorithm),
         tolerance=arguments.tolerance,
     )

@@ -130,7 +130,7 @@ class _Generation:
         made = stored
         if settings is None or algorithm is None:
             names = ", ".join(needs) or "the algorithm's"
-            self.audit.lack(f"columns of functions are not stored ({names}): give --rewards module:NAME", "rewards")
+            self.audit.lack(f"columns of functions are not stored ({names}): give --rewards FILE.py:NAME", "rewards")
         else:
             if rewards is not None:
                 settings = replace(rewards, components=facts["components"])
