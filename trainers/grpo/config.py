@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import TRANSPORTS
+from llm_envs.trainers.engines.adapter_sync import LORA_SYNCS
 from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.forward.tree_rows import FORWARDS, Forward
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
@@ -124,6 +125,14 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "many generations ago. Needs use_vllm."
         },
     )
+    lora_sync: str | None = field(
+        default=None,
+        metadata={
+            "help": "What vLLM gets of an adapter that is trained: merged, weights with it merged; adapter, only its "
+            "tensors, and merged weights where vLLM cannot have them. None: merged for an engine in the process, "
+            "adapter for servers."
+        },
+    )
     keep_sampling_mask: bool = field(
         default=False,
         metadata={
@@ -173,6 +182,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
+            ("lora_sync", self.lora_sync in (None, *LORA_SYNCS), f"one of {', '.join(LORA_SYNCS)}, or None"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
             ("forward", self.forward in FORWARDS, f"one of {', '.join(FORWARDS)}"),

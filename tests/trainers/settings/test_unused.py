@@ -58,6 +58,7 @@ CONDITIONAL = {
     "vllm_transport": ("delta", SERVER),
     "vllm_transfer_address": ("trainer:29600", SERVER | {"vllm_transport": "gloo"}),
     "ray": ("auto", SERVER),
+    "lora_sync": ("adapter", VLLM),
     "vllm_model_impl": ("transformers", VLLM),
     "vllm_enable_sleep_mode": (True, VLLM),
     "vllm_gpu_memory_utilization": (0.5, VLLM),
