@@ -1,9 +1,9 @@
 """What an engine and a server get of an adapter that is trained: weights with it merged, or the adapter.
 
-    python benchmarks/lora_sync.py [--models NAME...] [--rank N] [--turns N] [--rounds N] [--out FILE]
+    python benchmarks/lora_sync.py [--models NAME...] [--kinds KIND...] [--rank N] [--turns N] [--tokens N] [--rounds N]
 
 Needs vLLM (on a CPU `VLLM_CPU_KVCACHE_SPACE=1`). The trainers' own engines get a LoRA of all linear layers. A round
-changes B, sends it, and samples turns of 64 tokens, all at once. Two engines in one process take turns, round by
+changes B, sends it, and samples turns, all at once. Two engines in one process take turns, round by
 round; servers are measured one after the other. The log-probabilities of a text are compared with the trained model's.
 """
 
@@ -34,7 +34,6 @@ from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 from llm_envs.trainers.engines.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams
 
-SAMPLING = SamplingParams(max_new_tokens=64, extra={"min_tokens": 64, "ignore_eos": True})
 COLUMNS = [
     Column("model", "model"),
     Column("kind", "vLLM"),
@@ -57,12 +56,13 @@ def open_engine(kind: str, sync: Any, model: Any, tokenizer: Any, n_turns: int) 
     return ColocatedEngine(model, Accelerator(), tokenizer, gpu_memory_utilization=0.3, max_num_seqs=n_turns, **common)
 
 
-def sample(policy: Any, n_turns: int, seed: int) -> int:
+def sample(policy: Any, n_turns: int, n_tokens: int, seed: int) -> int:
     """Sample turns at once; return the number of tokens."""
+    params = SamplingParams(max_new_tokens=n_tokens, extra={"min_tokens": n_tokens})
     prompts = [np.arange(5 + n, 69 + n, dtype=np.int32) for n in range(n_turns)]
 
     async def run() -> int:
-        asked = [policy.sample(ids, SAMPLING, seed=seed + n, session=str(n)) for n, ids in enumerate(prompts)]
+        asked = [policy.sample(ids, params, seed=seed + n, session=str(n)) for n, ids in enumerate(prompts)]
         return sum(len(turn.token_ids) for turn in await asyncio.gather(*asked))
 
     return asyncio.run(run())
@@ -88,7 +88,7 @@ def measure(name: str, kind: str, syncs: list[str], options: Any) -> list[dict[s
             times = [time.perf_counter()]
             engine.sync_weights()
             times.append(time.perf_counter())
-            n_tokens = sample(engine.policy, options.turns, round_)
+            n_tokens = sample(engine.policy, options.turns, options.tokens, round_)
             times.append(time.perf_counter())
             gap = float(np.abs(engine._score(ids) - expected)[1:].max())
             if round_:  # the first sends what has to be sent once, and checks
@@ -116,6 +116,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=("engine", "server"), default=["engine", "server"])
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--turns", type=int, default=16, help="at once")
+    parser.add_argument("--tokens", type=int, default=64, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     options = parser.parse_args()
@@ -126,9 +127,9 @@ def main() -> int:
                 with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
                     rows += pool.submit(measure, name, kind, syncs, options).result()
     method = (
-        f"LoRA of rank {options.rank} on all linear layers, {options.dtype}; {options.turns} turns of 64 tokens at "
-        f"once. Medians of {options.rounds} rounds. An update includes writing and loading. Eager: vLLM does not "
-        "compile a model with adapters on a CPU."
+        f"LoRA of rank {options.rank} on all linear layers, {options.dtype}; {options.turns} turns of "
+        f"{options.tokens} tokens at once. Medians of {options.rounds} rounds. An update includes writing "
+        "and loading. Eager: vLLM does not compile a model with adapters on a CPU."
     )
     figures = [
         Figure(f"{row['model']}: {row['kind']}, {row['sync']}: {key}", row[key], unit, better)

@@ -81,29 +81,30 @@ class HasAdapters(ABC):
             InvalidConfigError: If the folder has no adapter for vLLM, or there is no present one.
             ModelError: If vLLM refuses it.
         """
-        if folder is None:
-            if (adapter := self.shelf.present) is None:
-                raise InvalidConfigError(
-                    f"{type(self).__name__} has no adapter yet: train with lora_sync='adapter', or name a folder."
-                )
-        else:
+        given = None
+        if folder is not None:
             check_adapter_folder(Path(folder))
-            adapter = Adapter(Path(folder).resolve(), version, new_tag(version))
-            self.load_adapter(adapter)
-        return AdapterPolicy(self, adapter)
+            given = Adapter(Path(folder).resolve(), version, new_tag(version))
+        if (adapter := self.shelf.take(given)) is None:
+            raise InvalidConfigError(
+                f"{type(self).__name__} has no adapter yet: train with lora_sync='adapter', or name a folder."
+            )
+        policy = AdapterPolicy(self, adapter)
+        if given is not None:
+            self.load_adapter(given)
+        return policy
 
 
 class AdapterPolicy:
     """A token policy with one adapter of an engine or of servers; `HasAdapters.with_adapter` makes it.
 
-    The adapter is unloaded some time after the policy was closed or is no longer referenced.
+    It gives the adapter back, which is unloaded some time after the policy was closed or is no longer referenced.
     """
 
     def __init__(self, policy: HasAdapters, adapter: Adapter) -> None:
         self.adapter, self.weight_version = adapter, adapter.version
         self.tokenizer, self.codec, self.max_model_len = policy.tokenizer, policy.codec, policy.max_model_len
         self._policy = policy
-        policy.shelf.take(adapter)
         self._give_back = weakref.finalize(self, policy.shelf.give_back, adapter)
 
     async def sample(

@@ -16,9 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, extra_needed
+from llm_envs.errors import InvalidConfigError, ModelError, extra_needed
 
-__all__ = ["RANKS", "Adapter", "AdapterShelf", "check_adapter_folder", "n_adapter_bytes", "write_adapter"]
+__all__ = ["RANKS", "Adapter", "AdapterShelf", "check_adapter_folder", "check_bare", "n_adapter_bytes", "write_adapter"]
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values of vLLM's `max_lora_rank` that we start engines with; it also has 1 and 320."""
@@ -84,10 +84,32 @@ def check_adapter_folder(folder: Path) -> None:
         )
 
 
+def check_bare(device: str | None, n_loaded: int, max_loras: int | None) -> None:
+    """Check that a turn without an adapter gets none.
+
+    vLLM's kernels for the CPU read the slot -1, which is the last one, for such a turn.
+
+    Args:
+        device: Of the engine.
+        n_loaded: Adapters that it has loaded so far.
+        max_loras: Its slots; None: it takes no adapters.
+
+    Raises:
+        ModelError: If the last slot may have an adapter.
+    """
+    if device == "cpu" and max_loras is not None and n_loaded >= max_loras:
+        raise ModelError(
+            f"a turn without an adapter on a CPU, where vLLM has loaded {n_loaded} adapters into max_loras={max_loras} "
+            "slots: its kernels would take the last one. Use another engine for the base, or raise max_loras."
+        )
+
+
 class AdapterShelf:
     """The adapters that are loaded, and how many turns and policies use each. Callable from any thread."""
 
     def __init__(self) -> None:
+        self.n_loaded = 0
+        """Adapters that were loaded so far."""
         self.present: Adapter | None = None
         """Of turns that name no adapter; None: the model without one."""
         self._loaded: list[Adapter] = []
@@ -98,22 +120,25 @@ class AdapterShelf:
         """Note an adapter as loaded."""
         with self._lock:
             self._loaded.append(adapter)
+            self.n_loaded += 1
 
     @contextmanager
-    def using(self, adapter: Adapter | None) -> Iterator[None]:
-        """Count a user of an adapter during the block."""
-        if adapter is not None:
-            self.take(adapter)
+    def using(self, adapter: Adapter | None) -> Iterator[Adapter | None]:
+        """Count a user of an adapter, or of the present one for None, during the block."""
+        used = self.take(adapter)
         try:
-            yield
+            yield used
         finally:
-            if adapter is not None:
-                self.give_back(adapter)
+            if used is not None:
+                self.give_back(used)
 
-    def take(self, adapter: Adapter) -> None:
-        """Count a user of an adapter."""
+    def take(self, adapter: Adapter | None = None) -> Adapter | None:
+        """Count a user of an adapter, or of the present one for None, and return it."""
         with self._lock:
-            self._users[adapter.name] += 1
+            adapter = adapter or self.present
+            if adapter is not None:
+                self._users[adapter.name] += 1
+        return adapter
 
     def give_back(self, adapter: Adapter) -> None:
         """Count a user less."""
@@ -127,8 +152,8 @@ class AdapterShelf:
             n_kept: The newest are kept, this many; their turns in other processes are not counted here.
             in_use: Further adapters that are used.
         """
-        kept = {self.present, *in_use}
         with self._lock:
+            kept = {self.present, *in_use}
             old = self._loaded[: max(len(self._loaded) - n_kept, 0)] if n_kept else list(self._loaded)
             dropped = [adapter for adapter in old if adapter not in kept and not self._users[adapter.name]]
             self._loaded = [adapter for adapter in self._loaded if adapter not in dropped]

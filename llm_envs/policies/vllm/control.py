@@ -88,6 +88,8 @@ class ServerFacts:
     """Names of the adapters that it has loaded."""
     max_lora_rank: int | None = None
     """None: it takes no adapters."""
+    max_loras: int | None = None
+    """Adapters in a batch."""
 
     @property
     def has_extension(self) -> bool:
@@ -241,6 +243,7 @@ class VLLMControl(ServerControl):
             transfer=said("weight_transfer_config", "backend"),
             adapters=frozenset(model["id"].text() for model in adapters),
             max_lora_rank=said("lora_config", "max_lora_rank"),
+            max_loras=said("lora_config", "max_loras"),
         )
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:

@@ -36,7 +36,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import allow_amx, cpu_dtype, has_linear_attention, skips_compilation
 from llm_envs.policies.vllm.adapter_policy import HasAdapters
-from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf
+from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf, check_bare
 from llm_envs.policies.vllm.engine_format import lora_request, sampled_so_far, to_logps, to_sampled, to_vllm
 from llm_envs.policies.vllm.engine_request import EngineRequest
 from llm_envs.policies.vllm.exchange import WeightStore
@@ -312,6 +312,8 @@ class VLLMEnginePolicy(HasAdapters):
 
     def _load(self, adapter: Adapter) -> None:
         try:
+            if self._lockstep is not None:
+                raise NotImplementedError("the processes of a tensor-parallel engine do not exchange adapters")
             self._engine.add_lora(lora_request(adapter))
         except Exception as error:  # vLLM raises many kinds of errors
             self._exchange.delete_adapter(adapter)
@@ -427,8 +429,8 @@ class VLLMEnginePolicy(HasAdapters):
             cancelled, self._cancelled = set(self._cancelled), []
             interrupted, self._interrupted = self._interrupted - cancelled, set()
         if arrived:
-            self._drop_adapters()
             self._wake_up("weights", "kv_cache")
+            self._drop_adapters()
         for request in arrived:
             if request.id in cancelled:
                 continue
@@ -441,8 +443,11 @@ class VLLMEnginePolicy(HasAdapters):
             # `_n_loads`.
             salt = f"{self.weight_version}.{self._n_loads}"
             prompt: Any = {"prompt_token_ids": request.prompt_ids, "cache_salt": salt}
+            config = self._engine.vllm_config
             adapted: Any = {"lora_request": lora_request(request.adapter)} if request.adapter else {}
             try:
+                if request.adapter is None and config.lora_config is not None:
+                    check_bare(config.device_config.device_type, self.shelf.n_loaded, config.lora_config.max_loras)
                 self._engine.add_request(request.id, prompt, request.params, **adapted)
             except Exception as error:  # the engine refuses this one request
                 request.resolve(error)

@@ -277,9 +277,8 @@ class VLLMServerPolicy(ServesAdapters):
                 await asyncio.sleep(self.backoff.delay_s(attempt - 1, turn.seed, last.asked_s))
             while (index := self.router.pick(session, time.monotonic())) is None:
                 await asyncio.sleep(max(self.router.wait_s(time.monotonic()), _LOADING_POLL_S))
-            used = adapter or self.shelf.present
             try:
-                with self.shelf.using(used):
+                with self.shelf.using(adapter) as used:
                     return await self._ask(index, turn, used)
             except RetryableError as error:
                 last = error
@@ -298,8 +297,7 @@ class VLLMServerPolicy(ServesAdapters):
                 await asyncio.to_thread(self._load_adapter, endpoint, adapter)
             facts, version = endpoint.facts, endpoint.version if adapter is None else adapter.version
             assert facts is not None
-            model = facts.model if adapter is None else adapter.name
-            body = self._format.request(turn, model=model, salt=endpoint.salt)
+            body = self._format.request(turn, model=self._model_of(facts, adapter), salt=endpoint.salt)
             answer = await self._post(endpoint, body)
             while endpoint.checked < endpoint.connects:
                 await self._identified(endpoint)

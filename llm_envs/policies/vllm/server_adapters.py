@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llm_envs.errors import BridgeError, ContextFullError, LLMEnvsError, ModelError
 from llm_envs.policies.vllm.adapter_policy import HasAdapters
-from llm_envs.policies.vllm.adapters import Adapter
+from llm_envs.policies.vllm.adapters import Adapter, check_bare
 from llm_envs.policies.vllm.control import ServerControl, ServerFacts, ServerState, VLLMControl, side_by_side
 from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import SERVE_COMMAND, TurnRequest
@@ -90,6 +90,13 @@ class ServesAdapters(HasAdapters):
     def follow_adapter(self, adapter: Adapter) -> None:
         """Make an adapter the present one; a server that lacks it loads it at the next turn."""
         self.shelf.present, self.weight_version = adapter, adapter.version
+
+    def _model_of(self, facts: ServerFacts, adapter: Adapter | None) -> str:
+        """Return the server's name of its model, or of the model with an adapter."""
+        if adapter is not None:
+            return adapter.name
+        check_bare(facts.device, max(self.shelf.n_loaded, len(facts.adapters)), facts.max_loras)
+        return facts.model
 
     def _load_adapter(self, endpoint: ServerState, adapter: Adapter) -> None:
         """Make a server load an adapter that it lacks."""

@@ -6,11 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.vllm.adapters import (
     Adapter,
     AdapterShelf,
     check_adapter_folder,
+    check_bare,
     n_adapter_bytes,
     write_adapter,
 )
@@ -50,8 +51,8 @@ def test_an_adapter_is_dropped_when_the_last_user_has_given_it_back():
     for adapter in (one, two, three):
         shelf.add(adapter)
     shelf.present = three
-    with shelf.using(one), shelf.using(None):
-        shelf.take(one)
+    with shelf.using(one), shelf.using(None) as present:
+        assert shelf.take(one) == one and present == three
         assert shelf.drop_unused(in_use=[two, None]) == []
         assert shelf.drop_unused(n_kept=2) == []
         assert shelf.drop_unused() == [two]
@@ -61,6 +62,13 @@ def test_an_adapter_is_dropped_when_the_last_user_has_given_it_back():
     shelf.present = None
     assert shelf.drop_unused(n_kept=1) == []
     assert shelf.drop_unused() == [three]
+
+
+def test_a_turn_without_an_adapter_on_a_cpu_needs_a_slot_that_was_never_filled():
+    for device, n_loaded, slots in (("cpu", 1, 2), ("cpu", 5, None), ("cuda", 5, 2)):
+        check_bare(device, n_loaded, slots)
+    with pytest.raises(ModelError, match="loaded 2 adapters into max_loras=2"):
+        check_bare("cpu", 2, 2)
 
 
 def test_a_folder_that_vllm_would_read_wrongly_is_refused(tmp_path):
