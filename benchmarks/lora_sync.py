@@ -1,9 +1,9 @@
-"""What an engine and a server get of an adapter that is trained: weights with it merged, or the adapter.
+"""Merged weights against adapters: bytes, seconds of an update, and tokens/s of an engine and a server.
 
     python benchmarks/lora_sync.py [--models NAME...] [--kinds KIND...] [--rank N] [--turns N] [--tokens N] [--rounds N]
 
 Needs vLLM (on a CPU `VLLM_CPU_KVCACHE_SPACE=1`). The trainers' own engines get a LoRA of all linear layers. A round
-changes B, sends it, and samples turns, all at once. Two engines in one process take turns, round by
+changes B, sends it, and samples concurrent turns. Two engines in one process take turns, round by
 round; servers are measured one after the other. The log-probabilities of a text are compared with the trained model's.
 """
 
@@ -57,7 +57,7 @@ def open_engine(kind: str, sync: Any, model: Any, tokenizer: Any, n_turns: int) 
 
 
 def sample(policy: Any, n_turns: int, n_tokens: int, seed: int) -> int:
-    """Sample turns at once; return the number of tokens."""
+    """Sample concurrent turns; return the number of tokens."""
     params = SamplingParams(max_new_tokens=n_tokens, extra={"min_tokens": n_tokens})
     prompts = [np.arange(5 + n, 69 + n, dtype=np.int32) for n in range(n_turns)]
 
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=[REAL_MODEL])
     parser.add_argument("--kinds", nargs="+", choices=("engine", "server"), default=["engine", "server"])
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=16, help="at once")
+    parser.add_argument("--turns", type=int, default=16, help="concurrent ones")
     parser.add_argument("--tokens", type=int, default=64, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -127,8 +127,8 @@ def main() -> int:
                 with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
                     rows += pool.submit(measure, name, kind, syncs, options).result()
     method = (
-        f"LoRA of rank {options.rank} on all linear layers, {options.dtype}; {options.turns} turns of "
-        f"{options.tokens} tokens at once. Medians of {options.rounds} rounds. An update includes writing "
+        f"LoRA of rank {options.rank} on all linear layers, {options.dtype}; {options.turns} concurrent turns of "
+        f"{options.tokens} tokens. Medians of {options.rounds} rounds. An update includes writing "
         "and loading. Eager: vLLM does not compile a model with adapters on a CPU."
     )
     figures = [

@@ -195,7 +195,7 @@ class PastVersions:
 
 
 def _copy_of(policy: Any) -> Policy:
-    if hasattr(policy, "with_adapter"):  # vLLM's, which keep the present adapter beside later ones
+    if hasattr(policy, "with_adapter"):  # vLLM's, which keep the present adapter loaded
         past: Policy = policy.with_adapter()
         return past
     model, tokenizer = getattr(policy, "model", None), getattr(policy, "tokenizer", None)

@@ -29,7 +29,7 @@ LoraSync = Literal["merged", "adapter"]
 LORA_SYNCS: tuple[LoraSync, ...] = ("merged", "adapter")
 """How an engine or servers get an adapter that is trained."""
 SLOTS = 4
-"""Adapters in one batch of an engine: the present one, those of turns under way, past versions of self-play. The turns
+"""Adapters in one batch of an engine: the present one, older ones of running turns, past versions in self-play. Turns
 of further ones wait."""
 
 
@@ -38,7 +38,7 @@ def why_merged(model: Any, *, sharded: str | None = None, n_shards: int = 1) -> 
 
     Args:
         model: The PEFT model.
-        sharded: What shards the weights over the processes, if anything does.
+        sharded: Name of the method that shards the weights over the processes.
         n_shards: Processes that share an engine by tensor parallelism.
     """
     from peft.tuners.lora import Linear
@@ -50,7 +50,7 @@ def why_merged(model: Any, *, sharded: str | None = None, n_shards: int = 1) -> 
     if config.use_dora:
         return "use_dora=True, which vLLM lacks"
     if others := sorted(trained_kinds(model).keys() - {"the adapter"}):
-        return f"{', '.join(others)} is trained beside the adapter, and vLLM adapts layers only"
+        return f"{', '.join(others)} is trained with the adapter, and vLLM adapts layers only"
     for name, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer) or active not in getattr(layer, "r", {active: 0}):
             continue

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -29,7 +29,7 @@ from llm_envs.policies.vllm.launcher import start_servers
 from llm_envs.policies.vllm.scoring import TokenScorer
 from llm_envs.policies.vllm.server import VLLMServerPolicy
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_slow_transport
-from llm_envs.trainers.engines.adapter_sync import SLOTS, LoraSync, adapter_rank, has_base, unmerged_base
+from llm_envs.trainers.engines.adapter_sync import SLOTS, adapter_rank, has_base, unmerged_base
 from llm_envs.trainers.engines.weight_sync import NO_IMAGES, ColocatedEngine
 from llm_envs.trainers.run.ranks import raise_on_all_ranks
 
@@ -116,8 +116,6 @@ class ServerEngines(ColocatedEngine):
         max_concurrency: Concurrent turns on each process.
         **kwargs: Arguments of `ColocatedEngine`.
     """
-
-    default_lora_sync: ClassVar[LoraSync] = "adapter"
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
@@ -64,16 +64,15 @@ class ColocatedEngine(VLLMGeneration):
         seed: Seed of the engine.
         version: Returns the version of the trainer's current weights: its step.
         lora_sync: "merged": the engine gets weights with the adapter merged; "adapter": the adapter, if vLLM can have
-            it. None: the default of this kind of engine.
+            it.
         **kwargs: Arguments of TRL's `VLLMGeneration`.
 
     Raises:
-        InvalidConfigError: If the model has an adapter that cannot be merged into weights, or `lora_sync` is given and
-            it has none.
+        InvalidConfigError: If the model has an adapter that cannot be merged into weights, or has none and
+            `lora_sync` is "adapter".
     """
 
     processing_class: Any
-    default_lora_sync: ClassVar[LoraSync] = "merged"
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class ColocatedEngine(VLLMGeneration):
         *,
         seed: int,
         version: Callable[[], int],
-        lora_sync: LoraSync | None = None,
+        lora_sync: LoraSync = "merged",
         **kwargs: Any,
     ) -> None:
         self._seed, self._version = seed, version
@@ -93,9 +92,9 @@ class ColocatedEngine(VLLMGeneration):
         self._is_checked, self._has_base = False, False
         bare = accelerator.unwrap_model(model)
         check_mergeable(bare)
-        if lora_sync is not None and not is_peft_model(bare):
+        if lora_sync == "adapter" and not is_peft_model(bare):
             raise InvalidConfigError(f"lora_sync={lora_sync!r} has no effect: no adapter is trained. Leave it out.")
-        self._sends_adapter = is_peft_model(bare) and (lora_sync or self.default_lora_sync) == "adapter"
+        self._sends_adapter = lora_sync == "adapter"
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
     def _init_vllm(self) -> None:

@@ -125,12 +125,11 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "many generations ago. Needs use_vllm."
         },
     )
-    lora_sync: str | None = field(
-        default=None,
+    lora_sync: str = field(
+        default="merged",
         metadata={
             "help": "What vLLM gets of an adapter that is trained: merged, weights with it merged; adapter, only its "
-            "tensors, and merged weights where vLLM cannot have them. None: merged for an engine in the process, "
-            "adapter for servers."
+            "tensors, and merged weights where vLLM cannot have it."
         },
     )
     keep_sampling_mask: bool = field(
@@ -182,7 +181,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
-            ("lora_sync", self.lora_sync in (None, *LORA_SYNCS), f"one of {', '.join(LORA_SYNCS)}, or None"),
+            ("lora_sync", self.lora_sync in LORA_SYNCS, f"one of {', '.join(LORA_SYNCS)}"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
             ("forward", self.forward in FORWARDS, f"one of {', '.join(FORWARDS)}"),

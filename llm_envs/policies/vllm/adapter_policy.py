@@ -25,7 +25,7 @@ __all__ = ["AdapterPolicy", "HasAdapters"]
 
 
 class HasAdapters(ABC):
-    """A policy whose engine or servers can have adapters beside their model."""
+    """A policy whose engine or servers can load adapters."""
 
     tokenizer: PreTrainedTokenizerBase
     codec: ChatCodec
@@ -51,7 +51,7 @@ class HasAdapters(ABC):
 
     @abstractmethod
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter beside the others."""
+        """Load an additional adapter."""
 
     def prepare_adapter(self, tensors: Mapping[str, Any], version: int) -> Adapter:
         """Write an adapter's tensors (`adapters.write_adapter`) where `send_adapter` finds them."""
@@ -70,7 +70,7 @@ class HasAdapters(ABC):
         self.send_adapter(self.prepare_adapter(tensors, version))
 
     def with_adapter(self, folder: str | Path | None = None, version: int = 0) -> AdapterPolicy:
-        """Return a policy that plays with one adapter, beside this policy and others of its kind.
+        """Return a policy that plays with one adapter on the same engine or servers.
 
         Args:
             folder: An adapter saved by PEFT, which servers can read under this path, and which stays while the
@@ -78,7 +78,7 @@ class HasAdapters(ABC):
             version: Version of the folder's weights.
 
         Raises:
-            InvalidConfigError: If the folder has no adapter for vLLM, or there is no present one.
+            InvalidConfigError: If the folder has no adapter for vLLM, or none is present.
             ModelError: If vLLM refuses it.
         """
         given = None
@@ -114,5 +114,5 @@ class AdapterPolicy:
         return await self._policy.sample_with(self.adapter, prompt_ids, params, seed=seed, session=session)
 
     async def aclose(self) -> None:
-        """Give the adapter back. The engine or servers and the policy on them go on."""
+        """Give the adapter back. The engine or servers stay open."""
         self._give_back()

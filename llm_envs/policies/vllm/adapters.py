@@ -1,4 +1,4 @@
-"""Adapters (LoRA) that an engine or servers have beside their model: their files, and who still needs each.
+"""Adapters (LoRA) of an engine or of servers: their files, and who still needs each.
 
 vLLM loads an adapter from a folder in PEFT's form, and reads it again if it has dropped it, so a folder stays as long
 as a turn may need it. Each version is another adapter for vLLM, with its own name: a turn keeps the one it began with.
@@ -70,7 +70,7 @@ def check_adapter_folder(folder: Path) -> None:
     """Check an adapter that PEFT has saved for what vLLM would read wrongly; it refuses the rest itself.
 
     Raises:
-        InvalidConfigError: If there is no adapter, or its layers have different ranks or scales.
+        InvalidConfigError: If the folder has no adapter, or its layers have different ranks or scales.
     """
     path = folder / "adapter_config.json"
     try:
@@ -146,7 +146,7 @@ class AdapterShelf:
             self._users[adapter.name] -= 1
 
     def drop_unused(self, n_kept: int = 0, in_use: Iterable[Adapter | None] = ()) -> list[Adapter]:
-        """Forget the adapters that nobody uses, and return them.
+        """Forget the unused adapters, and return them.
 
         Args:
             n_kept: The newest are kept, this many; their turns in other processes are not counted here.

@@ -302,7 +302,7 @@ class VLLMEnginePolicy(HasAdapters):
             self._drop_adapters()
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter beside the others, between two steps.
+        """Load an additional adapter, between two steps.
 
         Raises:
             ModelError: If the engine refuses it, or was started without `enable_lora=True`.

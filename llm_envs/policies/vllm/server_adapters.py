@@ -1,4 +1,4 @@
-"""Adapters on servers: each is loaded where a turn needs it, and unloaded when nobody does.
+"""Adapters on servers: each is loaded where a turn needs it, and unloaded when it is unused.
 
 A server that is restarted has none; its next turn finds out and brings the adapter along. Servers are not paused: a
 running turn keeps the adapter that it began with.
@@ -41,7 +41,7 @@ class ServesAdapters(HasAdapters):
 
     @property
     def facts(self) -> list[ServerFacts]:
-        """What the servers have said about themselves."""
+        """The servers' descriptions of themselves."""
         return [endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None]
 
     async def sample_with(
@@ -62,7 +62,7 @@ class ServesAdapters(HasAdapters):
             return await self._try(turn, session, adapter)
 
     def send_adapter(self, adapter: Adapter) -> None:
-        """Make all servers load an adapter, in parallel, and make it the present one; unload those that nobody uses."""
+        """Make all servers load an adapter, in parallel, and make it the present one; unload unused ones."""
         self.load_adapter(adapter)
         self.follow_adapter(adapter)
         for follow in self.followers:
@@ -74,7 +74,7 @@ class ServesAdapters(HasAdapters):
             self._exchange.delete_adapter(old)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Make all servers load an adapter beside the others, in parallel.
+        """Make all servers load an additional adapter, in parallel.
 
         Raises:
             ModelError: If a server refuses it.

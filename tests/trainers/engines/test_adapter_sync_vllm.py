@@ -30,11 +30,11 @@ def start(folder, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     engines = []
 
-    def run(kind, lora_sync=None, **changes):
+    def run(kind, **changes):
         settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | changes
         base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         model = peft.get_peft_model(base, peft.LoraConfig(**settings))
-        common = {"seed": 0, "version": int, "max_model_length": 192, "lora_sync": lora_sync}
+        common = {"seed": 0, "version": int, "max_model_length": 192, "lora_sync": "adapter"}
         if kind == "server":
             settings = ServerSettings(server_args="--max-num-seqs 8")
             engine = ServerEngines(
@@ -71,7 +71,7 @@ def test_a_server_gets_the_adapter_and_no_weights(start):
 
 def test_a_base_that_is_not_the_checkpoint_is_sent_once(start, monkeypatch):
     """PiSSA takes its first adapter out of the base."""
-    engine, model = start("colocate", "adapter", init_lora_weights="pissa")
+    engine, model = start("colocate", init_lora_weights="pissa")
     sent = []
     update = engine.policy.update_weights
     monkeypatch.setattr(engine.policy, "update_weights", lambda *args: sent.append(update(*args)))
@@ -83,6 +83,6 @@ def test_a_base_that_is_not_the_checkpoint_is_sent_once(start, monkeypatch):
 def test_what_the_engine_refuses_is_merged_and_named(start, monkeypatch):
     """The engine is started for rank 1, as a layer that vLLM does not adapt would be found out: at the first update."""
     monkeypatch.setattr("llm_envs.trainers.engines.weight_sync.adapter_rank", lambda model: 1)
-    engine, model = start("colocate", "adapter", r=16)
+    engine, model = start("colocate", r=16)
     with pytest.warns(UserWarning, match=r"lora_sync='merged' is used: vLLM refuses the adapter.*rank 16"):
         assert_follows(engine, model)

@@ -1,4 +1,4 @@
-"""Several adapters on one real engine: each turn has one, equal to PEFT's, and what nobody uses is unloaded."""
+"""Several adapters on one real engine: each turn has one, equal to PEFT's, and unused ones are unloaded."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Adapters beside a model: their files, and when nobody needs one any more."""
+"""Adapters: their files, and when one is no longer needed."""
 
 import json
 
