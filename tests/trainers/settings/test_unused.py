@@ -148,7 +148,7 @@ def test_every_field_is_classified():
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
     assert named(grpo_cases(args)) == {*CONDITIONAL, *OTHERWISE}
-    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
+    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | {*SERVER_SETTINGS, "lora_sync"}
     assert set(SET_BY_ALGORITHM) <= of_trl(GRPOConfig)
 
 
