@@ -164,7 +164,7 @@ class PastVersions:
         every: Versions of the weights between two copies; trainers count optimizer steps.
         size: Most copies; the oldest is dropped.
         copy_fn: (policy) -> a copy of it that later training does not change. None: a copy of its attribute `model`,
-            for the transformers policy.
+            for the transformers policy; the present adapter, for vLLM's (`lora_sync="adapter"`).
 
     Raises:
         InvalidConfigError: If a number is below 1.
@@ -195,6 +195,9 @@ class PastVersions:
 
 
 def _copy_of(policy: Any) -> Policy:
+    if hasattr(policy, "with_adapter"):  # vLLM's, which keep the present adapter loaded
+        past: Policy = policy.with_adapter()
+        return past
     model, tokenizer = getattr(policy, "model", None), getattr(policy, "tokenizer", None)
     if model is None or tokenizer is None:
         raise InvalidConfigError(
@@ -202,7 +205,7 @@ def _copy_of(policy: Any) -> Policy:
             "that saves a checkpoint and starts a policy on it."
         )
     frozen = copy.deepcopy(model).eval().requires_grad_(False)
-    past: Policy = type(policy)(frozen, tokenizer, weight_version=policy.weight_version, prefix_cache_gib=0.0)
+    past = type(policy)(frozen, tokenizer, weight_version=policy.weight_version, prefix_cache_gib=0.0)
     return past
 
 

@@ -129,7 +129,10 @@ def completion(ids: list[int], **changes: Any) -> Answer:
 
 
 def vllm_answers(tokenizer: Any, sample: Respond, *, process: str = "1", tag: str = "default", **model: Any) -> Respond:
-    """Return what a `vllm serve` in developer mode says about itself; requests for tokens go to `sample`."""
+    """Return what a `vllm serve` in developer mode says about itself; requests for tokens go to `sample`.
+
+    With `max_lora_rank` it takes adapters.
+    """
     served = {"id": "m", "root": "m", "max_model_len": 64} | model
     config = {
         "instance_id": process,
@@ -137,7 +140,9 @@ def vllm_answers(tokenizer: Any, sample: Respond, *, process: str = "1", tag: st
         "device_config": {"device": "cuda"},
         "parallel_config": {"worker_extension_cls": served.pop("extension", "")},
     }
-    tags = [tag]
+    if (rank := served.pop("max_lora_rank", None)) is not None:
+        config["lora_config"] = {"max_lora_rank": rank}
+    tags, adapters = [tag], dict[str, str]()
 
     def respond(asked: Asked, n_before: int) -> Answer:
         if asked.path == "/v1/completions":
@@ -146,8 +151,13 @@ def vllm_answers(tokenizer: Any, sample: Respond, *, process: str = "1", tag: st
             return Answer(body={"tokens": tokenizer(asked.body["prompt"], add_special_tokens=False)["input_ids"]})
         if asked.path == "/update_weight_version":
             tags.append(asked.body["new_version"])
+        if asked.path == "/v1/load_lora_adapter" and rank is not None:
+            adapters[asked.body["lora_name"]] = asked.body["lora_path"]
+            return Answer(body="Success: the adapter was added.")  # a text, as vLLM's
+        if asked.path == "/v1/unload_lora_adapter" and adapters.pop(asked.body["lora_name"], None):
+            return Answer(body="Success: the adapter was removed.")
         known: dict[str, Any] = {
-            "/v1/models": {"data": [served]},
+            "/v1/models": {"data": [served, *({"id": name, "root": path} for name, path in adapters.items())]},
             "/server_info": {"vllm_config": config},
             "/weight_info": {"weight_version": tags[-1]},
             "/health": "",

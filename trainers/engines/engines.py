@@ -52,7 +52,11 @@ def colocated_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     args: Any = trainer.args
     model: Any = trainer.model
     tokenizer: Any = trainer.processing_class
-    common: dict[str, Any] = {"seed": args.seed, "version": lambda: trainer.state.global_step}
+    common: dict[str, Any] = {
+        "seed": args.seed,
+        "version": lambda: trainer.state.global_step,
+        "lora_sync": args.lora_sync,
+    }
     if args.vllm_mode == "server":
         return ServerEngines(
             model,

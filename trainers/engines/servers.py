@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,11 +23,13 @@ from accelerate.utils import broadcast_object_list
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.vllm.checkpoints import read_tensors
+from llm_envs.policies.vllm.exchange import is_ours
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.policies.vllm.launcher import start_servers
 from llm_envs.policies.vllm.scoring import TokenScorer
 from llm_envs.policies.vllm.server import VLLMServerPolicy
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_slow_transport
+from llm_envs.trainers.engines.adapter_sync import SLOTS, adapter_rank, has_base, unmerged_base
 from llm_envs.trainers.engines.weight_sync import NO_IMAGES, ColocatedEngine
 from llm_envs.trainers.run.ranks import raise_on_all_ranks
 
@@ -131,6 +133,7 @@ class ServerEngines(ColocatedEngine):
         super().__init__(model, accelerator, processing_class, version=version, **kwargs)
 
     def _init_vllm(self) -> None:
+        self._check_adapter()
         settings = self._settings
         urls: Sequence[str] | None = settings.vllm_server_urls
         check_transport(settings.vllm_transport, settings.vllm_transfer_address)  # before servers start
@@ -162,10 +165,30 @@ class ServerEngines(ColocatedEngine):
             raise
         with suppress(ModelError):  # refused when weights are sent
             self._served = self.policy.served_shapes
+        if self._sends_adapter:
+            self._check_adapter_servers()
         has_others = self.accelerator.num_processes > 1 or settings.ray is not None
         is_first_of_many = self.accelerator.is_main_process and has_others
         if settings.vllm_transport in GROUP_TRANSPORTS and is_first_of_many:
             self._look_after_servers()
+
+    def _check_adapter_servers(self) -> None:
+        """Merge if a server takes no such adapters; else find out whether the servers have the trained model's base."""
+        model = self.accelerator.unwrap_model(self.model)
+        rank, facts = adapter_rank(model), self.policy.facts
+        for one in facts:
+            if one.max_lora_rank is None or one.max_lora_rank < rank:
+                has = "was started without --enable-lora" if one.max_lora_rank is None else "has"
+                most = (
+                    "" if one.max_lora_rank is None else f" --max-lora-rank {one.max_lora_rank}, and the rank is {rank}"
+                )
+                self._merge_instead(f"{one.url} {has}{most}")
+                return
+        has_others = self.accelerator.num_processes > 1 or self._settings.ray is not None
+        self.policy.n_adapters_kept = 1 + has_others * (1 + getattr(self._settings, "async_generations", 0))
+        is_as_started = not any(is_ours(one.tag) for one in facts)
+        with suppress(ModelError):
+            self._has_base = is_as_started and has_base(self.policy.served_checkpoint, unmerged_base(model))
 
     def _look_after_servers(self) -> None:
         """Bring restarted servers up to date until `close`: the other processes, which cannot, may wait for them."""
@@ -183,6 +206,8 @@ class ServerEngines(ColocatedEngine):
         settings = self._settings
         scratch = self._opened.enter_context(TemporaryDirectory())
         args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *transfer_args(settings.vllm_transport)]
+        if self._sends_adapter:
+            args += ["--enable-lora", "--max-lora-rank", str(self._rank_setting()), "--max-loras", str(SLOTS)]
         args += ["--limit-mm-per-prompt", json.dumps(NO_IMAGES), *shlex.split(settings.server_args)]
         if self.max_model_length is not None:
             args += ["--max-model-len", str(self.max_model_length)]
@@ -190,12 +215,21 @@ class ServerEngines(ColocatedEngine):
         servers = start_servers(self._source(Path(scratch)), settings.vllm_num_servers, args=args, devices=devices)
         return self._opened.enter_context(servers).urls
 
-    def _send(self) -> None:
-        """Send the trainer's current weights to all servers. All processes call this, before the first episode."""
+    def _send_adapter(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Send the trainer's adapter to all servers. All processes call this, before the first episode."""
+        adapter = None
+        with raise_on_all_ranks():
+            if self.accelerator.is_main_process:
+                adapter = self.policy.prepare_adapter(tensors, self._version())
+                self.policy.send_adapter(adapter)
+        self._follow(adapter)
+
+    def _send_weights(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Send weights to all servers. All processes call this, before the first episode."""
         # A sharded weight is gathered by all processes together, so each goes through all of them, whatever fails.
         kept = [
             (name, value.detach().cpu()) if self.accelerator.is_main_process else (name, None)
-            for name, value in self._iter_named_params()
+            for name, value in named_parameters
         ]
         checkpoint = None
         with raise_on_all_ranks():
@@ -216,8 +250,9 @@ class ServerEngines(ColocatedEngine):
 
     def _score(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """Return the first server's log-probabilities of ids, shape (T,). All processes call this."""
+        adapter = self.policy.shelf.present
         with raise_on_all_ranks():  # no process sends other weights before all have asked
-            scorer = TokenScorer(self.policy.urls[0], api_key=os.environ.get(API_KEY))
+            scorer = TokenScorer(self.policy.urls[0], model=adapter and adapter.name, api_key=os.environ.get(API_KEY))
             (logps,) = scorer.score_tokens([ids])
             scorer.close()
         return logps

@@ -1,9 +1,10 @@
-"""Copies the trainer's weights to the sampling engine, and checks before the first copy that it can have them."""
+"""Copies the trainer's weights, or its adapter, to the sampling engine, and checks first that it can have them."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,20 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.generation.vllm_generation import VLLMGeneration
 
-from llm_envs.errors import LLMEnvsError, ModelError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, ProcessFailedError
+from llm_envs.policies.vllm.adapters import RANKS
 from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy, load_engine
 from llm_envs.rollout.sync import SyncRunner
+from llm_envs.trainers.engines.adapter_sync import (
+    SLOTS,
+    LoraSync,
+    adapter_rank,
+    adapter_tensors,
+    has_base,
+    unmerged_base,
+    why_merged,
+)
 from llm_envs.trainers.engines.engine_weights import (
     base_weights,
     cannot_merge,
@@ -52,10 +63,13 @@ class ColocatedEngine(VLLMGeneration):
         processing_class: The tokenizer.
         seed: Seed of the engine.
         version: Returns the version of the trainer's current weights: its step.
+        lora_sync: "merged": the engine gets weights with the adapter merged; "adapter": the adapter, if vLLM can have
+            it.
         **kwargs: Arguments of TRL's `VLLMGeneration`.
 
     Raises:
-        InvalidConfigError: If the model has an adapter that cannot be merged into weights.
+        InvalidConfigError: If the model has an adapter that cannot be merged into weights, or has none and
+            `lora_sync` is "adapter".
     """
 
     processing_class: Any
@@ -68,18 +82,24 @@ class ColocatedEngine(VLLMGeneration):
         *,
         seed: int,
         version: Callable[[], int],
+        lora_sync: LoraSync = "merged",
         **kwargs: Any,
     ) -> None:
         self._seed, self._version = seed, version
         self.policy: VLLMEnginePolicy
         self._served: Mapping[str, tuple[int, ...]] | None = None
         """Names and shapes of the checkpoint that the engine was started on; None if it has no safetensors here."""
-        self._is_checked = False
-        check_mergeable(accelerator.unwrap_model(model))
+        self._is_checked, self._has_base = False, False
+        bare = accelerator.unwrap_model(model)
+        check_mergeable(bare)
+        if lora_sync == "adapter" and not is_peft_model(bare):
+            raise InvalidConfigError(f"lora_sync={lora_sync!r} has no effect: no adapter is trained. Leave it out.")
+        self._sends_adapter = lora_sync == "adapter"
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
     def _init_vllm(self) -> None:
         """Start the engine in this process."""
+        self._check_adapter()
         n_shards = self.tensor_parallel_size
         settings: dict[str, Any] = {
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -93,6 +113,8 @@ class ColocatedEngine(VLLMGeneration):
             "enable_sleep_mode": self.enable_sleep_mode,
             "limit_mm_per_prompt": NO_IMAGES,
         }
+        if self._sends_adapter:
+            settings |= {"enable_lora": True, "max_lora_rank": self._rank_setting(), "max_loras": SLOTS}
         is_one_of_many = self.accelerator.num_processes > 1
         if is_one_of_many:
             settings["distributed_executor_backend"] = "external_launcher"
@@ -101,6 +123,9 @@ class ColocatedEngine(VLLMGeneration):
             if (folder := find_checkpoint(source)) is not None:
                 with suppress(ModelError):
                     self._served = tensor_shapes(folder)
+            self._has_base = self._sends_adapter and has_base(
+                folder, unmerged_base(self.accelerator.unwrap_model(self.model))
+            )
             self.llm = load_engine(source, **settings)
         if is_one_of_many and (finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None)):
             finalizer.detach()  # otherwise the engine's end would destroy the trainer's process groups
@@ -119,6 +144,9 @@ class ColocatedEngine(VLLMGeneration):
             return str(base.name_or_path)
         base.config.save_pretrained(scratch)
         weights = dict(self._iter_merged()) if is_peft_model(self.model) else None  # without an adapter's names
+        if self._sends_adapter:
+            model: Any = self.model
+            weights = dict(base_weights(model.named_parameters(), model.prefix))
         base.save_pretrained(scratch, state_dict=weights)
         self.processing_class.save_pretrained(scratch)
         return str(scratch)
@@ -136,7 +164,36 @@ class ColocatedEngine(VLLMGeneration):
         self._send()
 
     def _send(self) -> None:
-        self.policy.update_weights(self._iter_named_params(), self._version())
+        if not self._sends_adapter:
+            self._send_weights(self._iter_named_params())
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        if not self._has_base:  # once: what is trained is not the checkpoint that the engine was started on
+            self._send_weights(unmerged_base(model))
+            self._has_base = True
+        self._send_adapter(adapter_tensors(model))
+
+    def _send_weights(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.policy.update_weights(named_parameters, self._version())
+
+    def _send_adapter(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.policy.update_adapter(tensors, self._version())
+
+    def _check_adapter(self) -> None:
+        """Merge from the start if it is known that vLLM cannot have the adapter."""
+        if self._sends_adapter:
+            sharded = "FSDP" if self._dist.is_fsdp else "ZeRO-3" if self._dist.is_zero3 else None
+            model = self.accelerator.unwrap_model(self.model)
+            if why := why_merged(model, sharded=sharded, n_shards=self.tensor_parallel_size):
+                self._merge_instead(why)
+
+    def _merge_instead(self, why: str) -> None:
+        self._sends_adapter = False
+        warnings.warn(f"lora_sync='merged' is used: {why}.", stacklevel=2)
+
+    def _rank_setting(self) -> int:
+        rank = adapter_rank(self.accelerator.unwrap_model(self.model))
+        return next(value for value in RANKS if value >= rank)
 
     def _check(self) -> None:
         """Check the names and shapes that the engine would get, and, on full weights, that an adapter has its effect.
@@ -156,7 +213,12 @@ class ColocatedEngine(VLLMGeneration):
         if self._served is not None:
             # The engine keeps tensors that the model lacks (the image part, buffers).
             check_same_tensors({**self._served, **sent}, self._served, f"the trained {type(model).__name__}")
-        if is_adapted and not (self._dist.is_fsdp or self._dist.is_zero3):
+        if self._sends_adapter:
+            try:
+                check_engine_follows(model, self._send, self._score)
+            except (InvalidConfigError, ModelError, ProcessFailedError) as error:
+                self._merge_instead(str(error))
+        if is_adapted and not (self._sends_adapter or self._dist.is_fsdp or self._dist.is_zero3):
             check_engine_follows(model, self._send, self._score)
 
     def _score(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

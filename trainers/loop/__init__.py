@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
-from llm_envs.trainers.loop.run import EvalFn, IterationHook, WeightSyncFn, share_weights, train, training_iteration
+from llm_envs.trainers.loop.run import EvalFn, IterationHook, WeightSyncFn, train, training_iteration
+from llm_envs.trainers.loop.sharing import share_adapter, share_weights
 from llm_envs.trainers.loop.state import (
     TrainingState,
     best_checkpoint,
@@ -33,6 +34,7 @@ __all__ = [
     "latest_checkpoint",
     "load_training_state",
     "save_training_state",
+    "share_adapter",
     "share_weights",
     "train",
     "training_iteration",

@@ -23,18 +23,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
-from llm_envs.policies.base import Policy, UpdatablePolicy
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.policies.base import Policy
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
-from llm_envs.trainers.engines.engine_weights import engine_weights
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
@@ -54,11 +51,12 @@ from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
 from llm_envs.trainers.loop.batch import autocast, minibatch_rows, score_batch
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
+from llm_envs.trainers.loop.sharing import share_weights
 from llm_envs.trainers.loop.state import CheckpointFn, OptimizerStepFn, TrainingState
 from llm_envs.trainers.loop.step import TOKEN_MEANS, LoopSettings, share_of_generation, training_step
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
-__all__ = ["EvalFn", "IterationHook", "WeightSyncFn", "share_weights", "train", "training_iteration"]
+__all__ = ["EvalFn", "IterationHook", "WeightSyncFn", "train", "training_iteration"]
 
 EvalFn = Callable[[TrainingState], Mapping[str, float]]
 """Measures a state. `held_out.create_eval_fn` makes one."""
@@ -222,24 +220,6 @@ def train(
                 logger(state.iteration, metrics)
     state.model.eval()
     return state
-
-
-def share_weights(policy: Policy, state: TrainingState) -> None:
-    """Give a policy the current weights. If it samples from the trained model itself, only set its version number.
-
-    Raises:
-        InvalidConfigError: If the policy cannot take weights.
-    """
-    if getattr(policy, "model", None) is state.model:
-        cast(TransformersPolicy, policy).weight_version = state.step
-    elif isinstance(policy, UpdatablePolicy):
-        is_model = isinstance(policy, TransformersPolicy)  # a copy of the model; engines read checkpoints
-        policy.update_weights(state.model.named_parameters() if is_model else engine_weights(state.model), state.step)
-    else:
-        raise InvalidConfigError(
-            f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "
-            "TransformersPolicy(model, tokenizer), or a weight_sync_fn."
-        )
 
 
 def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:

@@ -107,7 +107,7 @@ def grpo_cases(args: Any) -> list[Case]:
     is_running = is_server and args.vllm_server_urls is not None
     to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
     return [
-        (not args.use_vllm, "use_vllm is False", of_vllm),
+        (not args.use_vllm, "use_vllm is False", (*of_vllm, "lora_sync")),
         (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
         (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
         (is_running, "vllm_server_urls names running servers", to_start),

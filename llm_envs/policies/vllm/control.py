@@ -84,6 +84,12 @@ class ServerFacts:
     dtype: str | None = None
     transfer: str | None = None
     """The backend of vLLM's weight transfer."""
+    adapters: frozenset[str] = frozenset()
+    """Names of the adapters that it has loaded."""
+    max_lora_rank: int | None = None
+    """None: it takes no adapters."""
+    max_loras: int | None = None
+    """Adapters in a batch."""
 
     @property
     def has_extension(self) -> bool:
@@ -211,11 +217,11 @@ class VLLMControl(ServerControl):
 
     def facts(self, url: str) -> ServerFacts:
         """Ask a server for its facts."""
-        first = self.ask(f"{url}/v1/models", timeout_s=self.quick_s)["data"].items()[0]
+        first, *adapters = self.ask(f"{url}/v1/models", timeout_s=self.quick_s)["data"].items()
         info = self.ask_if_there(f"{url}/server_info?config_format=json")
         tag = None if info is None else self.ask_if_there(f"{url}/weight_info")
 
-        def said(*path: str) -> str | None:
+        def said(*path: str) -> Any:
             """Return a setting of the server; None if it does not report it."""
             field = info
             for name in ("vllm_config", *path):
@@ -235,6 +241,9 @@ class VLLMControl(ServerControl):
             is_dev=info is not None,
             dtype=said("model_config", "dtype"),
             transfer=said("weight_transfer_config", "backend"),
+            adapters=frozenset(model["id"].text() for model in adapters),
+            max_lora_rank=said("lora_config", "max_lora_rank"),
+            max_loras=said("lora_config", "max_loras"),
         )
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:

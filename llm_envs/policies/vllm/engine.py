@@ -10,7 +10,8 @@ Invariants:
 3. Weights change only between two steps. The prefix cache of older weights is never used: each request has a salt for
    the weights under which it begins. (The cache is also emptied, but that fails while turns are running.) A running
    turn continues under the new weights, and its tokens carry the versions that sampled them. A caller that does not
-   want this must first wait for its turns, or interrupt them.
+   want this must first wait for its turns, or interrupt them. A running turn keeps its adapter, and the adapter stays
+   loaded until the last such turn has ended.
 4. If the engine fails, every open request and every later one gets the error. No caller waits for ever.
 5. With tensor parallelism, the pumps of a group go in lockstep (`lockstep.py`): everything above holds in each process.
 """
@@ -21,8 +22,8 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,11 +35,14 @@ import numpy.typing as npt
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError, extra_needed
 from llm_envs.policies.inference.cpu import allow_amx, cpu_dtype, has_linear_attention, skips_compilation
-from llm_envs.policies.vllm.engine_format import sampled_so_far, to_logps, to_sampled, to_vllm
+from llm_envs.policies.vllm.adapter_policy import HasAdapters
+from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf, check_bare
+from llm_envs.policies.vllm.engine_format import lora_request, sampled_so_far, to_logps, to_sampled, to_vllm
+from llm_envs.policies.vllm.engine_request import EngineRequest
+from llm_envs.policies.vllm.exchange import WeightStore
 from llm_envs.policies.vllm.lockstep import Agreed, Lockstep
 from llm_envs.policies.vllm.weights import load_weights
 from llm_envs.types import FinishReason, Sampled, SamplingParams
-from llm_envs.types.sampling import spans_of_changes
 
 if TYPE_CHECKING:
     import vllm
@@ -91,23 +95,7 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         raise ModelError(f"vLLM could not start on {str(name_or_path)!r}: {type(error).__name__}: {error}") from error
 
 
-@dataclass(eq=False)
-class _Request:
-    id: str
-    prompt_ids: list[int]
-    params: vllm.SamplingParams
-    read: Callable[[vllm.RequestOutput, int], Any]
-    """The engine's last output and the weight version -> the answer."""
-    answer: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-    session: str | None = None
-    """The session of the turn. None: the turn cannot be interrupted."""
-    weight_version: int = 0
-    changes: list[tuple[int, int]] = field(default_factory=list)
-    """Changes of the weights during the turn: the tokens before each, the version after it."""
-
-
-class VLLMEnginePolicy:
+class VLLMEnginePolicy(HasAdapters):
     """A token policy on an in-process vLLM engine.
 
     Args:
@@ -129,6 +117,7 @@ class VLLMEnginePolicy:
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
         self.weight_version = weight_version
+        self.shelf, self._exchange = AdapterShelf(), WeightStore(None)
         self._n_loads = 0
         self._asleep: set[str] = set()  # vLLM's names of the memory that it has given back
         self._n_preemptions, self._preempted = 0, 0  # of all turns, of the running ones
@@ -147,11 +136,11 @@ class VLLMEnginePolicy:
         self._ids = count()
         self._wake = threading.Condition()
         self._stepping = threading.Lock()
-        self._arrived: list[_Request] = []
+        self._arrived: list[EngineRequest] = []
         self._cancelled: list[str] = []
         self._interrupted: set[str] = set()
-        self._under_way: set[_Request] = set()  # turns with a waiting caller; like all above, guarded by the lock
-        self._open: dict[str, _Request] = {}
+        self._under_way: set[EngineRequest] = set()  # turns with a waiting caller; like all above, guarded by the lock
+        self._open: dict[str, EngineRequest] = {}
         self._closed = False
         self._failure: Exception | None = None
         self._pump = threading.Thread(target=self._run, name="llm-envs-vllm", daemon=True)
@@ -167,11 +156,23 @@ class VLLMEnginePolicy:
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
         """Sample one turn; see `policies.base.TokenPolicy`. The engine's own prefix cache serves `session`."""
+        return await self.sample_with(None, prompt_ids, params, seed=seed, session=session)
+
+    async def sample_with(
+        self,
+        adapter: Adapter | None,
+        prompt_ids: npt.NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        seed: int,
+        session: str,
+    ) -> Sampled:
+        """Sample one turn with an adapter; None: the present one."""
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
         settings = to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
-        sampled: Sampled = await self._ask(prompt_ids, settings, to_sampled, session)
+        sampled: Sampled = await self._ask(prompt_ids, settings, to_sampled, session, adapter)
         return sampled
 
     @property
@@ -256,11 +257,12 @@ class VLLMEnginePolicy:
         settings: vllm.SamplingParams,
         read: Callable[[vllm.RequestOutput, int], Any],
         session: str | None = None,
+        adapter: Adapter | None = None,
     ) -> Any:
         """Pass one request to the engine and return its answer; a cancellation aborts the request in the engine."""
         loop = asyncio.get_running_loop()
         name = f"{self._prefix}{next(self._ids)}"
-        request = _Request(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session)
+        request = EngineRequest(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session, adapter)
         with self._wake:
             if self._failure is not None or self._closed:
                 raise RuntimeError(self._why_closed())
@@ -281,7 +283,51 @@ class VLLMEnginePolicy:
                 self._interrupted.discard(request.id)
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace the engine's weights by (name, tensor) pairs, between two steps, and empty its prefix cache."""
+        """Replace the engine's weights by (name, tensor) pairs, between two steps, and empty its prefix cache.
+
+        Turns after that have no adapter.
+        """
+        with self._between_steps():
+            load_weights(self.llm, named_parameters)
+            self.weight_version, self._n_loads, self.shelf.present = version, self._n_loads + 1, None
+            for request in self._open.values():
+                n_tokens = len(sampled_so_far(self._engine, request.id, version).token_ids)
+                request.changes.append((n_tokens, version))
+
+    def send_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter and make it the present one; unload those that no turn or policy uses."""
+        with self._between_steps():
+            self._load(adapter)
+            self.shelf.present, self.weight_version = adapter, adapter.version
+            self._drop_adapters()
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Load an additional adapter, between two steps.
+
+        Raises:
+            ModelError: If the engine refuses it, or was started without `enable_lora=True`.
+        """
+        with self._between_steps():
+            self._load(adapter)
+
+    def _load(self, adapter: Adapter) -> None:
+        try:
+            if self._lockstep is not None:
+                raise NotImplementedError("the processes of a tensor-parallel engine do not exchange adapters")
+            self._engine.add_lora(lora_request(adapter))
+        except Exception as error:  # vLLM raises many kinds of errors
+            self._exchange.delete_adapter(adapter)
+            raise ModelError(f"vLLM refuses the adapter: {type(error).__name__}: {error}") from error
+        self.shelf.add(adapter)
+
+    def _drop_adapters(self) -> None:
+        for adapter in self.shelf.drop_unused(in_use=[request.adapter for request in self._open.values()]):
+            self._engine.remove_lora(adapter.number)
+            self._exchange.delete_adapter(adapter)
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Keep the engine from stepping in the block, and its weights awake."""
         with self._wake:
             self._n_updates += 1
         try:
@@ -291,11 +337,7 @@ class VLLMEnginePolicy:
             self._may_update.clear()
             with self._stepping:
                 self._wake_up("weights")
-                load_weights(self.llm, named_parameters)
-                self.weight_version, self._n_loads = version, self._n_loads + 1
-                for request in self._open.values():
-                    n_tokens = len(sampled_so_far(self._engine, request.id, version).token_ids)
-                    request.changes.append((n_tokens, version))
+                yield
         finally:
             with self._wake:
                 self._n_updates -= 1
@@ -329,6 +371,7 @@ class VLLMEnginePolicy:
         if self._failure is None:
             # On CUDA, vLLM unmaps memory when it frees it: memory of a sleeping engine would be unmapped twice.
             self._wake_up("weights", "kv_cache")
+        self._exchange.close()
 
     def _run(self) -> None:
         try:
@@ -339,7 +382,7 @@ class VLLMEnginePolicy:
                     self._note_preemptions()
                 if self._lockstep is not None:
                     for name, error in self._lockstep.refused.items():
-                        _resolve(self._open.pop(name), error)
+                        self._open.pop(name).resolve(error)
                 for output in outputs:
                     if output.finished:
                         self._answer(output)
@@ -387,26 +430,32 @@ class VLLMEnginePolicy:
             interrupted, self._interrupted = self._interrupted - cancelled, set()
         if arrived:
             self._wake_up("weights", "kv_cache")
+            self._drop_adapters()
         for request in arrived:
             if request.id in cancelled:
                 continue
-            request.weight_version = self.weight_version
+            request.adapter = request.adapter or self.shelf.present
+            request.weight_version = request.adapter.version if request.adapter else self.weight_version
             if request.id in interrupted:
-                _resolve(request, Sampled.empty(FinishReason.ABORT, self.weight_version))
+                request.resolve(Sampled.empty(FinishReason.ABORT, request.weight_version))
                 continue
             # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
             # `_n_loads`.
             salt = f"{self.weight_version}.{self._n_loads}"
             prompt: Any = {"prompt_token_ids": request.prompt_ids, "cache_salt": salt}
+            config = self._engine.vllm_config
+            adapted: Any = {"lora_request": lora_request(request.adapter)} if request.adapter else {}
             try:
-                self._engine.add_request(request.id, prompt, request.params)
+                if request.adapter is None and config.lora_config is not None:
+                    check_bare(config.device_config.device_type, self.shelf.n_loaded, config.lora_config.max_loras)
+                self._engine.add_request(request.id, prompt, request.params, **adapted)
             except Exception as error:  # the engine refuses this one request
-                _resolve(request, error)
+                request.resolve(error)
                 continue
             self._open[request.id] = request
         requests = [self._open[request_id] for request_id in interrupted & self._open.keys()]
         answers = [
-            _with_changes(sampled_so_far(self._engine, request.id, request.weight_version), request)
+            request.with_changes(sampled_so_far(self._engine, request.id, request.weight_version))
             for request in requests
         ]
         ended = cancelled | interrupted
@@ -414,11 +463,11 @@ class VLLMEnginePolicy:
         if aborted:
             self._engine.abort_request(aborted)
         for request, sampled in zip(requests, answers, strict=True):  # the engine no longer has these requests
-            _resolve(request, sampled)
+            request.resolve(sampled)
 
     def _answer(self, output: vllm.RequestOutput) -> None:
         if (request := self._open.pop(output.request_id, None)) is not None:
-            _resolve(request, _with_changes(request.read(output, request.weight_version), request))
+            request.resolve(request.with_changes(request.read(output, request.weight_version)))
 
     def _abandon(self) -> None:
         """Answer all open requests with the engine's failure (or its closing)."""
@@ -429,25 +478,7 @@ class VLLMEnginePolicy:
             self._engine.abort_request(list(self._open))
         self._open = {}
         for request in left:
-            _resolve(request, RuntimeError(self._why_closed()))
+            request.resolve(RuntimeError(self._why_closed()))
 
     def _why_closed(self) -> str:
         return "the vLLM policy was closed" if self._failure is None else f"the vLLM engine failed: {self._failure}"
-
-
-def _resolve(request: _Request, outcome: Any) -> None:
-    """Set a future's result, or its exception, on its own loop, unless its caller has gone or the loop is closed."""
-    set_outcome = request.answer.set_exception if isinstance(outcome, Exception) else request.answer.set_result
-
-    def set_if_open() -> None:
-        if not request.answer.done():
-            set_outcome(outcome)
-
-    if not request.loop.is_closed():
-        request.loop.call_soon_threadsafe(set_if_open)
-
-
-def _with_changes(answer: Any, request: _Request) -> Any:
-    if not request.changes or not isinstance(answer, Sampled):
-        return answer
-    return replace(answer, versions=spans_of_changes(request.weight_version, request.changes, len(answer.token_ids)))

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.policies.base import refuse_keep_mask
+from llm_envs.policies.vllm.adapters import Adapter
 from llm_envs.policies.vllm.formats import SEED_MASK, finish_reason
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
     import vllm
 
-__all__ = ["sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
+__all__ = ["lora_request", "sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
 
 
 def to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
@@ -48,6 +49,13 @@ def to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequen
         output_kind=RequestOutputKind.FINAL_ONLY,
         **params.extra,
     )
+
+
+def lora_request(adapter: Adapter) -> Any:
+    """Return the name of an adapter in a request."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(adapter.name, adapter.number, str(adapter.path))
 
 
 def to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:

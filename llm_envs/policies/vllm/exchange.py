@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from llm_envs.policies.vllm.adapters import Adapter, write_adapter
 from llm_envs.policies.vllm.checkpoints import Shapes, dtype_of, tensor_dtypes, tensor_shapes, write_checkpoint
 from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
-__all__ = ["GROUP_TRANSPORTS", "TRANSPORTS", "ServedCheckpoint", "WeightStore", "new_tag", "version_of"]
+__all__ = ["GROUP_TRANSPORTS", "TRANSPORTS", "ServedCheckpoint", "WeightStore", "is_ours", "new_tag", "version_of"]
 
 _PREFIX = "llm-envs-weights-"
 _MAX_IN_DELTAS = 0.5
@@ -60,6 +61,11 @@ def new_tag(version: int) -> str:
     return f"llm-envs {version} {uuid.uuid4().hex}"
 
 
+def is_ours(tag: str | None) -> bool:
+    """Return whether a name is from `new_tag`: a client has changed these weights."""
+    return tag is not None and tag.startswith("llm-envs ")
+
+
 def version_of(tag: str) -> int:
     """Return the version in a name from `new_tag`."""
     return int(tag.split()[1])
@@ -84,6 +90,7 @@ class WeightStore:
         self._sent: tuple[str, dict[str, Any]] | None = None  # with deltas: the tag of the last weights, and copies
         self._like: Path | None = None
         self._written: list[Path] = []
+        self._adapters: list[Path] = []
 
     def write(
         self,
@@ -139,6 +146,19 @@ class WeightStore:
         """Forget the last weights, because servers get others."""
         self._sent = None
 
+    def write_adapter(self, tensors: Mapping[str, Any], version: int) -> Adapter:
+        """Write an adapter; see `adapters.write_adapter`."""
+        path = (self._folder / f"adapter-{version}-{uuid.uuid4().hex[:8]}").resolve()
+        self._adapters.append(path)
+        write_adapter(tensors, path)
+        return Adapter(path, version, new_tag(version))
+
+    def delete_adapter(self, adapter: Adapter) -> None:
+        """Delete an adapter if it was written here."""
+        if adapter.path in self._adapters:
+            self._adapters.remove(adapter.path)
+            shutil.rmtree(adapter.path, ignore_errors=True)
+
     def keep_only(self, checkpoint: ServedCheckpoint | None) -> None:
         """Delete what was written, except this checkpoint."""
         kept = [] if checkpoint is None else [path for path in self._written if path == checkpoint.path]
@@ -150,6 +170,9 @@ class WeightStore:
     def close(self) -> None:
         """Delete everything that was written."""
         self.keep_only(None)
+        for path in self._adapters:
+            shutil.rmtree(path, ignore_errors=True)
+        self._adapters = []
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
         if self._lock is not None:

@@ -216,6 +216,8 @@ def start_servers(
     folder.mkdir(parents=True, exist_ok=True)
     # Several servers share the cores. Without this, each would bind its threads to the same ones.
     base = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | dict(os.environ) | {"VLLM_SERVER_DEV_MODE": "1"} | dict(env or {})
+    if "--enable-lora" in args:
+        base["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     servers = []
     for index, port in enumerate(_free_ports(n)):
         own = base if devices is None else base | {"CUDA_VISIBLE_DEVICES": devices[index]}

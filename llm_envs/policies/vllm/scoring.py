@@ -37,6 +37,7 @@ class TokenScorer:
 
     Args:
         url: Address of the server, such as "http://127.0.0.1:8000".
+        model: The server's name of an adapter; None: its model.
         api_key: Sent as a bearer token.
         max_concurrency: Maximum number of concurrent requests, of up to 16 rows each.
         max_retries: Attempts at a request after the first. The default retries for about ten minutes.
@@ -51,6 +52,7 @@ class TokenScorer:
         self,
         url: str,
         *,
+        model: str | None = None,
         api_key: str | None = None,
         max_concurrency: int = 8,
         max_retries: int = 40,
@@ -66,6 +68,7 @@ class TokenScorer:
             self.facts: ServerFacts = self._control.facts(self.url)
         except RetryableError as error:
             raise BridgeError(f"no model server answers: {error}") from error
+        self.model = model or self.facts.model
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Compare the server's tokenizer with one, on a text with digits, other scripts and all special tokens.
@@ -116,7 +119,7 @@ class TokenScorer:
         self._control.close()
 
     def _score(self, lists: Sequence[list[int]]) -> list[npt.NDArray[np.float32]]:
-        body = {"model": self.facts.model, "prompt": lists, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        body = {"model": self.model, "prompt": lists, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = self._tried(lambda: self._control.ask(f"{self.url}/v1/completions", body, timeout_s=_ANSWER_S))
         choices = answer["choices"].items()
         if len(choices) > 1:

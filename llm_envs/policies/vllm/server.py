@@ -8,7 +8,8 @@ Invariants:
    server if there is one. Cancelling a turn closes its connection, and the server then aborts the turn.
 3. Weights are compared by name and shape before they are sent to any server, and are sent to all servers in parallel.
    No turn begins on a server that is loading. A running turn is frozen and continues under the new weights. With our
-   worker extension its tokens carry the versions that sampled them; otherwise, the one at which it began.
+   worker extension its tokens carry the versions that sampled them; otherwise, the one at which it began. A running
+   turn keeps its adapter (`server_adapters.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.errors import BridgeError, InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.answers import Answer
+from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf
 from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, n_vocabulary, served_folder, tensor_shapes
 from llm_envs.policies.vllm.control import (
     CHANGING,
@@ -48,6 +50,7 @@ from llm_envs.policies.vllm.exchange import ServedCheckpoint, WeightStore, new_t
 from llm_envs.policies.vllm.formats import FORMATS, TurnRequest
 from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
+from llm_envs.policies.vllm.server_adapters import ServesAdapters
 from llm_envs.policies.vllm.transfer import check_transport, make_transfer
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
@@ -63,7 +66,7 @@ _LOADING_POLL_S = 0.01
 _PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\S* (\S+)$", re.MULTILINE)
 
 
-class VLLMServerPolicy:
+class VLLMServerPolicy(ServesAdapters):
     """A token policy on model servers, whose weights can be changed.
 
     Args:
@@ -136,11 +139,11 @@ class VLLMServerPolicy:
         """Addresses of the servers."""
         self.checkpoint: ServedCheckpoint | None = None
         """The weights that the servers have loaded last, for `follow`; None before the first."""
-        self._exchange = WeightStore(exchange_dir, transport)
+        self._exchange, self.shelf = WeightStore(exchange_dir, transport), AdapterShelf()
         self._transfer = make_transfer(transport, transfer_address, self._control)
         self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
         self._own_tags: set[str | None] = set()
-        self.followers: list[Callable[[ServedCheckpoint], None]] = []
+        self.followers: list[Callable[[ServedCheckpoint | Adapter], None]] = []
         """`follow` of clients in other processes, which `send` and `follow` call before the servers change."""
         self._whole_lock = threading.Lock()
         self.max_model_len: int = self._connect(connect_timeout_s)
@@ -155,12 +158,7 @@ class VLLMServerPolicy:
             ContextFullError: If the prompt fills the context.
             BridgeError: If no attempt succeeded.
         """
-        room = self.max_model_len - len(prompt_ids)
-        if room < 1:
-            raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
-        turn = TurnRequest(prompt_ids, params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
-        async with self._clients.slot():
-            return await self._try(turn, session)
+        return await self.sample_with(None, prompt_ids, params, seed=seed, session=session)
 
     def load_checkpoint(self, path: str | Path, version: int) -> None:
         """Make all servers load the weights of a checkpoint, in parallel; later turns carry `version`.
@@ -221,11 +219,14 @@ class VLLMServerPolicy:
         if len(errors) == len(self._endpoints):
             raise BridgeError(f"no server loaded the weights of version {checkpoint.version}: {errors[0]}")
 
-    def follow(self, checkpoint: ServedCheckpoint) -> None:
-        """Take over a checkpoint that another client of the same servers makes them load.
+    def follow(self, checkpoint: ServedCheckpoint | Adapter) -> None:
+        """Take over a checkpoint or an adapter that another client of the same servers makes them load.
 
         A server that does not have it yet, or is restarted later, loads it at this client's next request.
         """
+        if isinstance(checkpoint, Adapter):
+            self.follow_adapter(checkpoint)
+            return
         self._take(checkpoint)
         for endpoint in self._endpoints:
             if endpoint.facts is not None and endpoint.facts.tag == checkpoint.tag:
@@ -235,7 +236,7 @@ class VLLMServerPolicy:
 
     def _take(self, checkpoint: ServedCheckpoint) -> None:
         self._own_tags |= {checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)}
-        self.checkpoint, self.weight_version = checkpoint, checkpoint.version
+        self.checkpoint, self.weight_version, self.shelf.present = checkpoint, checkpoint.version, None
         for follow in self.followers:
             follow(checkpoint)
 
@@ -269,7 +270,7 @@ class VLLMServerPolicy:
 
     # One turn.
 
-    async def _try(self, turn: TurnRequest, session: str) -> Sampled:
+    async def _try(self, turn: TurnRequest, session: str, adapter: Adapter | None) -> Sampled:
         last: RetryableError | None = None
         for attempt in range(self.max_retries + 1):
             if last is not None:
@@ -277,7 +278,8 @@ class VLLMServerPolicy:
             while (index := self.router.pick(session, time.monotonic())) is None:
                 await asyncio.sleep(max(self.router.wait_s(time.monotonic()), _LOADING_POLL_S))
             try:
-                return await self._ask(index, turn)
+                with self.shelf.using(adapter) as used:
+                    return await self._ask(index, turn, used)
             except RetryableError as error:
                 last = error
                 if error.is_busy:
@@ -286,21 +288,23 @@ class VLLMServerPolicy:
                 self.router.done(index)
         raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
 
-    async def _ask(self, index: int, turn: TurnRequest) -> Sampled:
+    async def _ask(self, index: int, turn: TurnRequest, adapter: Adapter | None) -> Sampled:
         """Make one attempt at one server, and report a failure to the router."""
         endpoint = self._endpoints[index]
         try:
             await self._ready(endpoint)
-            facts, version = endpoint.facts, endpoint.version
+            if adapter is not None and (endpoint.facts is None or adapter.name not in endpoint.facts.adapters):
+                await asyncio.to_thread(self._load_adapter, endpoint, adapter)
+            facts, version = endpoint.facts, endpoint.version if adapter is None else adapter.version
             assert facts is not None
-            body = self._format.request(turn, model=facts.model, salt=endpoint.salt)
+            body = self._format.request(turn, model=self._model_of(facts, adapter), salt=endpoint.salt)
             answer = await self._post(endpoint, body)
             while endpoint.checked < endpoint.connects:
                 await self._identified(endpoint)
             if endpoint.process != facts.process:
                 raise RetryableError(f"{endpoint.url} was restarted during a turn.")
             sampled = self._format.sampled(answer, version, self._n_vocabulary)
-            if self.weight_version != version and facts.has_extension:
+            if adapter is None and self.weight_version != version and facts.has_extension:
                 sampled = await self._with_changes(endpoint, answer, sampled)
             if sampled.finish_reason is FinishReason.ABORT:
                 raise RetryableError(f"{endpoint.url} aborted a turn.")
@@ -385,7 +389,7 @@ class VLLMServerPolicy:
             if fatal or time.monotonic() > deadline_s:
                 raise (fatal or errors)[0]
             time.sleep(0.25)
-        facts = [endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None]
+        facts = self.facts
         for one in facts if self.model is None else ():
             check_facts(one, facts[0].root)
         return min(one.max_model_len for one in facts)
@@ -471,7 +475,7 @@ class VLLMServerPolicy:
             return whole
 
     def _facts(self) -> ServerFacts:
-        return next(endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None)
+        return self.facts[0]
 
     @property
     def served_checkpoint(self) -> Path:

@@ -46,7 +46,7 @@ def train(tiny_folder, config):
             return output
 
         trainer._generate_and_score_completions = compare
-        trainer.train()
+        trainer.train(trainer.args.resume_from_checkpoint)
         return trainer, gaps, versions
 
     yield run
@@ -72,6 +72,19 @@ def test_the_engine_follows_the_trainer_and_the_reward_rises(train, tiny_folder,
     assert np.mean(rewards[:5]) < 0.1
     assert np.mean(rewards[-5:]) > 0.5
     assert max(entry["sampling/sampling_logp_difference/max"] for entry in history) < 1e-4
+
+
+def test_an_adapter_reaches_the_engine_as_such_also_after_a_resume(train, tmp_path, monkeypatch):
+    adapter = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    monkeypatch.setattr("llm_envs.policies.vllm.engine.load_weights", None)  # no weights are sent
+    common = {"lora_sync": "adapter", "learning_rate": 1e-2, "output_dir": str(tmp_path), "save_strategy": "steps"}
+    for n_steps, again in ((2, None), (4, True)):
+        settings = common | {"max_steps": n_steps, "save_steps": 2, "resume_from_checkpoint": again}
+        trainer, gaps, versions = train(kwargs={"peft_config": adapter}, **settings)
+        assert max(gaps) < 1e-4, gaps
+        assert versions == [{n_steps - 2}, {n_steps - 1}]
+        assert len(trainer.vllm_generation.llm.llm_engine.list_loras()) == 1
+    assert any("lora_B" in name and value.abs().max() > 0 for name, value in trainer.model.named_parameters())
 
 
 def test_lora_reaches_the_engine(train):

@@ -58,6 +58,7 @@ CONDITIONAL = {
     "vllm_transport": ("delta", SERVER),
     "vllm_transfer_address": ("trainer:29600", SERVER | {"vllm_transport": "gloo"}),
     "ray": ("auto", SERVER),
+    "lora_sync": ("adapter", VLLM),
     "vllm_model_impl": ("transformers", VLLM),
     "vllm_enable_sleep_mode": (True, VLLM),
     "vllm_gpu_memory_utilization": (0.5, VLLM),
@@ -147,7 +148,7 @@ def test_every_field_is_classified():
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
     assert named(grpo_cases(args)) == {*CONDITIONAL, *OTHERWISE}
-    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
+    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | {*SERVER_SETTINGS, "lora_sync"}
     assert set(SET_BY_ALGORITHM) <= of_trl(GRPOConfig)
 
 
