@@ -42,10 +42,10 @@ def measured(stage, out):
     return {row["case"]: row for row in data["rows"]}, done.returncode
 
 
-def test_a_step_and_its_profile_are_measured_beside_trls(tmp_path):
-    """A tree forwards a shared prompt once, so it counts fewer operations; without a card there is no peak."""
+def test_a_step_and_its_profile_are_measured_against_trls(tmp_path):
+    """A tree forwards a shared prompt once, so it counts fewer operations; without a card the peak is unknown."""
     rows, code = measured("step", tmp_path / "step.json")
-    assert code == 0 and len(rows) == 6
+    assert code == 0 and len(rows) == 6, rows
     assert all(row["step_s"] > 0 and row["of_trl"] > 0 for row in rows.values())
     rows, code = measured("profile", tmp_path / "profile.json")
     tree, padded, trl = (rows[f"tiny, {side}"] for side in ("prefix_tree", "padded", "TRL"))
@@ -60,7 +60,7 @@ def test_a_learning_run_keeps_its_curve(tmp_path):
     assert rows["GRPO"]["low"] <= rows["GRPO"]["success"] <= rows["GRPO"]["high"]
 
 
-def test_what_needs_an_engine_says_that_there_is_none(tmp_path):
+def test_cases_that_need_an_engine_are_skipped_without_one(tmp_path):
     if importlib.util.find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
     rows, code = measured("adapters", tmp_path / "adapters.json")
@@ -134,3 +134,24 @@ def test_reads_of_values_are_counted(load):
         values.sum().item(), values.tolist(), bool(values[0] > 1)
         values[values > 1], values[1:], values[torch.tensor([0])]
     assert reads.counts == {"item": 1, "tolist": 1, "__bool__": 1, "mask": 1}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("forward", ["padded", "prefix_tree"])
+def test_a_step_reads_as_many_values_for_32_rows_as_for_8(load, tmp_path, forward):
+    """In two micro-batches each: every read makes the host wait for a card, so none may belong to a row or a group."""
+    import numpy as np
+
+    grpo_step, observing, steps = load("grpo_step"), load("observing"), load("steps")
+    found = []
+    for n_rows in (8, 32):
+        tokenizer, random, reads = steps.tiny_tokenizer(), np.random.default_rng(0), observing.HostReads()
+        played = [grpo_step.make_generation(random, len(tokenizer), step, n_rows) for step in range(2)]
+        changes = {"per_device_train_batch_size": n_rows // 2, "gradient_accumulation_steps": 2, "forward": forward}
+        model = steps.make_model("tiny", "float32")
+        trainer = grpo_step.our_trainer(model, tokenizer, str(tmp_path / str(n_rows)), played, **changes)
+        trainer.add_callback(steps.Observed({1: reads}))
+        trainer.train()
+        trainer.close()
+        found.append(reads.counts)
+    assert found[0] == found[1] and found[0].total() > 0

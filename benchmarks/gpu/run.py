@@ -1,9 +1,9 @@
-"""What a card can show in a quarter of an hour, stage by stage; on a CPU with `--tiny`, to try the kit.
+"""Measures a card for a quarter of an hour, stage by stage; with `--tiny` tries the kit on a CPU.
 
     python benchmarks/gpu/run.py --out DIR [--minutes 13] [--tiny] [--model FOLDER] [--stages NAME...] [--docs FILE]
 
 A stage is a process with a time limit, and writes `DIR/NAME.json` after each of its cases. The limit ends it, and what
-it has measured stays. The same command goes on where it stopped: a stage whose cases all have numbers is left out, and
+it has measured stays. The same command continues the run: a stage whose cases all have numbers is left out, and
 a case without them is tried again. `--docs docs/results/gpu.md` puts the tables into the page; with `--minutes 0`
 nothing is measured.
 """

@@ -1,4 +1,4 @@
-"""What the stages of the kit share: a stage is a list of cases, and each case's numbers are written as soon as it ends.
+"""Runs one stage of the kit: a list of cases, whose numbers are written case by case.
 
     python benchmarks/gpu/stages.py NAME --out FILE [--tiny] [--model FOLDER]
 
@@ -39,12 +39,12 @@ NOTE = Column("note", "")
 
 
 class SkippedError(Exception):
-    """A case cannot run here; the message says why."""
+    """A case cannot run here; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the cases are measured with."""
+    """Settings of the cases."""
 
     is_tiny: bool
     """Whether to try everything at the smallest size, which a CPU can do."""

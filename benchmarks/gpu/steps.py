@@ -82,7 +82,8 @@ def make_model(shape: str, dtype: str, attention: str = "sdpa", vocabulary: int 
     )
     torch.manual_seed(0)
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **settings)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # billions of random numbers
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **settings)
     return model
 
 
@@ -100,6 +101,7 @@ def train(
         "gradient_accumulation_steps": n_rows // micro_batch,
         "max_completion_length": 160 * scale,
         "bf16": dtype == "bfloat16",
+        "use_cpu": not torch.cuda.is_available(),
     }
     make = trls_trainer if side == "TRL" else partial(our_trainer, forward=side)
     timed = Observed(contexts)
@@ -174,7 +176,7 @@ COLUMNS = [
 ]
 STAGES = {
     "step": Stage(
-        "A training step beside TRL's",
+        "A training step against TRL's",
         METHOD,
         [*COLUMNS, Column("tokens_per_s", "tokens/s", ",.0f"), Column("memory_gib", "memory, GiB", ".1f")],
         step_cases,
@@ -183,7 +185,7 @@ STAGES = {
     "profile": Stage(
         "Inside a step",
         METHOD + "*Tensor cores*: their kernels' share of all kernels' time, by name. *Idle*: the share of the time "
-        "from the first kernel to the last in which none ran. *Operations* are counted by torch, without those of "
+        "from the first kernel to the last in which none ran. *Operations* are counted by torch, without operations in "
         "other packages' kernels. *Waits*: calls of CUDA in which the host waited. *Reads*: calls in which Python "
         "needed the values of a tensor, counted on any device.",
         [

@@ -26,7 +26,8 @@ def broadcast(n_processes: int, plan: Plan) -> dict[str, Any]:
         if n_processes == 1:
             _take_part(0, 1, n_bytes, folder)
         else:
-            mp.spawn(_take_part, (n_processes, n_bytes, folder), n_processes)
+            method = "spawn" if _backend() == "nccl" else "fork"  # CUDA works in no fork
+            mp.start_processes(_take_part, (n_processes, n_bytes, folder), n_processes, start_method=method)
         start_s, seconds = map(float, (Path(folder) / "found").read_text().split())
     return {
         "backend": _backend(),

@@ -77,8 +77,9 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
         ids_BL: Shape (B, L), int64.
         mask_BL: Shape (B, L): 1 at tokens, 0 at padding, which may be on both sides. A row may have no token.
     """
-    is_token = mask_BL.bool().cpu().numpy()
-    rows = [ids[own] for ids, own in zip(ids_BL.cpu().numpy(), is_token, strict=True)]
+    ids_host, mask_host = torch.stack([ids_BL, mask_BL.to(ids_BL)]).cpu().numpy()  # one copy from a card, not two
+    is_token = mask_host.astype(bool)
+    rows = [ids[own] for ids, own in zip(ids_host, is_token, strict=True)]
     node_BL = np.full(is_token.shape, -1, dtype=np.int64)
     runs: list[tuple[int, int, npt.NDArray[np.int64]]] = []
     ids, depth, parent = [], [], []
@@ -98,7 +99,8 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
     def tensor(parts: list[npt.NDArray[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)).to(ids_BL.device)
 
-    made = tuple(Run(start, stop, torch.from_numpy(path).to(ids_BL.device)) for start, stop, path in runs)
+    paths = tensor([path for *_, path in runs]).split([len(path) for *_, path in runs]) if runs else ()
+    made = tuple(Run(start, stop, path) for (start, stop, _), path in zip(runs, paths, strict=True))
     return PrefixTree(tensor(ids), tensor(depth), tensor(parent), tensor([node_BL.ravel()]).view(node_BL.shape), made)
 
 
