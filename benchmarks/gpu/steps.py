@@ -27,7 +27,7 @@ from llm_envs.tiny_model import tiny_tokenizer
 SHAPES = {
     "qwen-0.5b": (896, 4864, 24, 14, 2, 151_936),
     "qwen-1.5b": (1536, 8960, 28, 12, 2, 151_936),
-    "tiny": (32, 64, 2, 4, 2, 512),
+    "tiny": (64, 128, 2, 2, 2, 512),
 }
 """Name -> width, inner width, layers, heads, key-value heads, vocabulary. Qwen2.5's, of random weights."""
 SIDES = ("TRL", "padded", "prefix_tree")
