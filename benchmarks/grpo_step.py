@@ -89,14 +89,19 @@ class Clock(TrainerCallback):
         self.turns.give(self.who)
 
 
-def make_generation(random: np.random.Generator, vocabulary_size: int, step: int) -> list[Trajectory]:
-    """Make up the episodes of one generation: two turns of the policy with the environment's words between."""
+def make_generation(
+    random: np.random.Generator, vocabulary_size: int, step: int, n_rows: int = N_ROWS, scale: int = 1
+) -> list[Trajectory]:
+    """Make up the episodes of one generation: two turns of the policy with the environment's words between.
+
+    `scale` multiplies all lengths.
+    """
     played, prompt_ids = [], np.zeros(0, dtype=np.int32)
-    for number in range(N_ROWS):
+    for number in range(n_rows):
         if number % GROUP_SIZE == 0:
-            prompt_ids = random.integers(3, vocabulary_size, size=random.integers(20, 40)).astype(np.int32)
-        prompt, heard = len(prompt_ids), random.integers(12, 30)
-        first, second = random.integers(24, 40, size=2)
+            prompt_ids = random.integers(3, vocabulary_size, size=scale * random.integers(20, 40)).astype(np.int32)
+        prompt, heard = len(prompt_ids), scale * random.integers(12, 30)
+        first, second = scale * random.integers(24, 40, size=2)
         lengths = [int(prompt), int(first), int(heard), int(second), 8]
         starts = np.cumsum([0, *lengths]).tolist()
         mask = np.zeros(starts[-1], dtype=bool)
@@ -114,9 +119,9 @@ def make_generation(random: np.random.Generator, vocabulary_size: int, step: int
     return played
 
 
-def settings(folder: str, n_steps: int) -> dict[str, Any]:
+def settings(folder: str, n_steps: int, **changes: Any) -> dict[str, Any]:
     """Return what both trainers are told."""
-    return {
+    common = {
         "output_dir": folder,
         "max_steps": n_steps,
         "per_device_train_batch_size": N_ROWS // 2,
@@ -132,6 +137,7 @@ def settings(folder: str, n_steps: int) -> dict[str, Any]:
         "bf16": False,
         "seed": 1,
     }
+    return common | changes
 
 
 def tiny_models(tokenizer: PreTrainedTokenizerBase, hidden_size: int = 512) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -141,10 +147,15 @@ def tiny_models(tokenizer: PreTrainedTokenizerBase, hidden_size: int = 512) -> t
 
 
 def our_trainer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, generations: list[list[Trajectory]]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str,
+    generations: list[list[Trajectory]],
+    **changes: Any,
 ) -> EnvGRPOTrainer:
     """Return our trainer, which is given what it would have played."""
-    args = EnvGRPOConfig(**settings(folder, len(generations)), save_trajectories=False, logps_tolerance=None)
+    common = settings(folder, len(generations), **changes)
+    args = EnvGRPOConfig(**common, save_trajectories=False, logps_tolerance=None)
     return give(EnvGRPOTrainer(model, "llm/Countdown-v0", args, processing_class=tokenizer), generations)
 
 
@@ -161,7 +172,11 @@ def give(trainer: EnvGRPOTrainer, generations: list[list[Trajectory]]) -> EnvGRP
 
 
 def trls_trainer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, generations: list[list[Trajectory]]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str,
+    generations: list[list[Trajectory]],
+    **changes: Any,
 ) -> GRPOTrainer:
     """Return TRL's trainer, which is given the same."""
     waiting, pad_id = iter(generations), int(tokenizer.pad_token_id)
@@ -171,7 +186,7 @@ def trls_trainer(
         return GRPOTrainer(
             model,
             reward_funcs=[lambda prompts, completions, trajectory_reward, **columns: trajectory_reward],
-            args=GRPOConfig(**settings(folder, len(generations))),
+            args=GRPOConfig(**settings(folder, len(generations), **changes)),
             train_dataset=index_dataset(items, "train"),
             processing_class=tokenizer,
             rollout_func=lambda prompts, trainer: rollout_output(next(waiting), pad_id=pad_id),

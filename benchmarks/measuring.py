@@ -140,17 +140,22 @@ def make_parser(script: str, documentation: str | None) -> argparse.ArgumentPars
     return parser
 
 
-def finish(report: Report, options: argparse.Namespace) -> int:
-    """Print the table, write the JSON, and return the exit code."""
-    print(text_table(report.columns, report.rows))
-    data = {
+def to_data(report: Report, command: str) -> dict[str, Any]:
+    """Return a report with where and how it was measured, for JSON."""
+    return {
         "format": FORMAT,
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command,
         "commit": find_commit(),
         "hardware": describe_hardware(),
         "versions": describe_versions(),
         **asdict(report),
     }
+
+
+def finish(report: Report, options: argparse.Namespace) -> int:
+    """Print the table, write the JSON, and return the exit code."""
+    print(text_table(report.columns, report.rows))
+    data = to_data(report, " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"written to {options.out}")

@@ -80,7 +80,7 @@ class Notes:
         return await self.policy.sample(prompt_ids, params, seed=seed, session=session)
 
 
-def collect(policy: Any, codec: Any, n_episodes: int) -> float:
+def collect(policy: Any, codec: Any, n_episodes: int, concurrency: int) -> float:
     """Collect and store; return the seconds that it took."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -91,7 +91,7 @@ def collect(policy: Any, codec: Any, n_episodes: int) -> float:
             codec=codec,
             sampling=SAMPLING,
             env_kwargs={"max_turns": TURNS},
-            max_concurrency=CONCURRENCY,
+            max_concurrency=concurrency,
             progress=False,
             on_trajectory=writer.write,
         ) as collector,
@@ -108,7 +108,9 @@ def collect(policy: Any, codec: Any, n_episodes: int) -> float:
     return seconds
 
 
-def replay(llm: Any, conversations: list[list[tuple[list[int], SamplingParams, int]]], stop_ids: Any) -> float:
+def replay(
+    llm: Any, conversations: list[list[tuple[list[int], SamplingParams, int]]], stop_ids: Any, concurrency: int
+) -> float:
     """Have the bare engine sample the same turns; return the seconds that it took."""
     turns = [
         [({"prompt_token_ids": ids}, to_vllm(params, params.max_new_tokens, seed, stop_ids)) for ids, params, seed in c]
@@ -120,7 +122,7 @@ def replay(llm: Any, conversations: list[list[tuple[list[int], SamplingParams, i
         engine.add_request(f"{conversation}-{turn}", *turns[conversation][turn])
 
     started = time.perf_counter()
-    for _ in range(min(CONCURRENCY, len(waiting))):
+    for _ in range(min(concurrency, len(waiting))):
         add(waiting.popleft(), 0)
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -138,22 +140,22 @@ def replay(llm: Any, conversations: list[list[tuple[list[int], SamplingParams, i
     return seconds
 
 
-def measure(llm: Any, n_episodes: int, n_pairs: int) -> dict[str, Any]:
+def measure(llm: Any, n_episodes: int, n_pairs: int, concurrency: int = CONCURRENCY) -> dict[str, Any]:
     """Alternate the two sides on one engine."""
     policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
     notes = Notes(policy)
-    collect(notes, policy.codec, n_episodes)
+    collect(notes, policy.codec, n_episodes, concurrency)
     conversations = list(notes.conversations.values())
 
     def ours() -> float:
         llm.reset_prefix_cache()
         gc.collect()
-        return collect(policy, policy.codec, n_episodes)
+        return collect(policy, policy.codec, n_episodes, concurrency)
 
     def bare() -> float:
         llm.reset_prefix_cache()
         gc.collect()
-        return replay(llm, conversations, policy.codec.stop_token_ids)
+        return replay(llm, conversations, policy.codec.stop_token_ids, concurrency)
 
     pairs = []
     for index in range(n_pairs):

@@ -119,7 +119,7 @@ def pad_rows(rows: Mapping[str, Sequence[Any]], *, pad_id: int, multiple: int = 
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
         "tool_mask": _padded(rows["env_mask"], 0, multiple)[0],
-        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, multiple, dtype=torch.float32)[0],
+        "sampling_per_token_logps": _padded(rows["logprobs"], 0.0, multiple, dtype=np.float32)[0],
     }
 
 
@@ -200,17 +200,17 @@ def _padded(
     multiple: int,
     *,
     left: bool = False,
-    dtype: torch.dtype = torch.long,
+    dtype: type[np.generic] = np.int64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return lists as one padded tensor with at least one column, and the mask of their items."""
     width = -(-max(1, *map(len, lists)) // multiple) * multiple
-    values = torch.full((len(lists), width), fill, dtype=dtype)
-    mask = torch.zeros((len(lists), width), dtype=torch.long)
+    values = np.full((len(lists), width), fill, dtype=dtype)
+    mask = np.zeros((len(lists), width), dtype=np.int64)
     for row, items in enumerate(lists):
         place = slice(width - len(items), None) if left else slice(len(items))
-        values[row, place] = torch.tensor(items, dtype=dtype)
+        values[row, place] = items
         mask[row, place] = 1
-    return values, mask
+    return torch.from_numpy(values), torch.from_numpy(mask)
 
 
 @dataclass(frozen=True)

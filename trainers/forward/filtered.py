@@ -62,20 +62,23 @@ def without_filters(model: torch.nn.Module, batch: Batch) -> Batch:
     if batch.sampling is None or not has_filters(batch.sampling):
         return batch
     sampled_BT, prompt_ids, completion_mask = map(batch.need, ("sampled_logps_BT", "prompt_ids", "completion_mask"))
-    out_BT, n_prompt = sampled_BT.clone(), prompt_ids.shape[1]
+    n_prompt = prompt_ids.shape[1]
     ids = torch.cat([prompt_ids, batch.need("completion_ids")], dim=1)
     is_token = torch.cat([batch.need("prompt_mask"), completion_mask], dim=1).bool()
     mask = torch.nn.functional.pad(batch.mask_BT, (n_prompt, 0))
     logps = torch.nn.functional.pad(sampled_BT, (n_prompt, 0))
+    out_BT, n_tokens_B = sampled_BT.cpu().clone(), completion_mask.sum(1).tolist()
+    is_token, *on_host = (part.cpu() for part in (is_token, ids, mask, logps))
     was_training = model.training
     model.eval()
     try:
         for row, tokens in enumerate(is_token):
             # Without padding: `unfiltered_logps` takes the tokens of one row.
-            row_ids, row_mask, row_logps = (part[row][tokens].cpu().numpy() for part in (ids, mask, logps))
+            row_ids, row_mask, row_logps = (part[row][tokens].numpy() for part in on_host)
             values = torch.from_numpy(unfiltered_logps(model, row_ids, row_mask, row_logps, batch.sampling))
-            n_tokens = int(completion_mask[row].sum())
-            out_BT[row, :n_tokens] = values[len(values) - n_tokens :].to(out_BT)
+            out_BT[row, : n_tokens_B[row]] = values[len(values) - n_tokens_B[row] :]
     finally:
         model.train(was_training)
-    return replace(batch, sampled_logps_BT=out_BT, sampling=SamplingParams(temperature=batch.temperature))
+    return replace(
+        batch, sampled_logps_BT=out_BT.to(sampled_BT), sampling=SamplingParams(temperature=batch.temperature)
+    )

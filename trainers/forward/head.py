@@ -60,8 +60,9 @@ def score_tokens(
         Shape (B, T), float32, 0 at padding; the same of the entropies, or None; and the output, whose logits are of
         one token.
     """
-    is_tree = is_tree and bool(attention_mask.any())
     tree = build_tree(input_ids, attention_mask) if is_tree else None
+    if tree is not None and not len(tree):
+        tree = None
     output, states = _pass(model, causal, tree, input_ids, attention_mask, n_tokens, further)
     scored_BT = attention_mask[:, -n_tokens:].bool()
     # The state at a token predicts the next one. Tokens that share a node are scored once.

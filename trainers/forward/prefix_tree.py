@@ -82,7 +82,7 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
         ids_BL: Shape (B, L), int64.
         mask_BL: Shape (B, L): 1 at tokens, 0 at padding, which may be on both sides. A row may have no token.
     """
-    is_token, rows = mask_BL.bool().cpu().numpy(), tokens_of(ids_BL, mask_BL)
+    is_token, rows = tokens_of(ids_BL, mask_BL)
     node_BL = np.full(is_token.shape, -1, dtype=np.int64)
     runs: list[tuple[int, int, npt.NDArray[np.int64]]] = []
     ids, depth, parent = [], [], []
@@ -103,11 +103,12 @@ def build_tree(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> PrefixTree:
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)).to(ids_BL.device)
 
     # A path is consecutive numbers but for its jumps to where a row has forked.
-    pieces = [np.split(path, np.flatnonzero(np.diff(path) != 1) + 1) for _, _, path in runs]
+    pieces = [np.split(path, np.flatnonzero(np.diff(path) != 1) + 1) for *_, path in runs]
     cuts = sorted({0, n_nodes, *(end for each in pieces for piece in each for end in (piece[0], piece[-1] + 1))})
+    paths = tensor([path for *_, path in runs]).split([len(path) for *_, path in runs]) if runs else ()
     made = tuple(
-        Run(start, stop, torch.from_numpy(path).to(ids_BL.device), _parts(cuts, each))
-        for (start, stop, path), each in zip(runs, pieces, strict=True)
+        Run(start, stop, path, _parts(cuts, each))
+        for (start, stop, _), path, each in zip(runs, paths, pieces, strict=True)
     )
     place_BL = tensor([node_BL.ravel()]).view(node_BL.shape)
     return PrefixTree(tensor(ids), tensor(depth), tensor(parent), place_BL, made, tuple(np.diff(cuts).tolist()))
@@ -119,10 +120,11 @@ def _parts(cuts: list[int], pieces: list[npt.NDArray[np.int64]]) -> tuple[int, .
     return tuple(number for first, end in ends for number in range(first, end))
 
 
-def tokens_of(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> list[npt.NDArray[np.int64]]:
-    """Return each row without its padding."""
-    is_token = mask_BL.bool().cpu().numpy()
-    return [ids[own] for ids, own in zip(ids_BL.cpu().numpy(), is_token, strict=True)]
+def tokens_of(ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> tuple[npt.NDArray[np.bool_], list[npt.NDArray[np.int64]]]:
+    """Return the mask on the host, and each row without its padding."""
+    ids, mask = torch.stack([ids_BL, mask_BL.to(ids_BL)]).cpu().numpy()  # one copy from a card, not two
+    is_token = mask.astype(bool)
+    return is_token, [row[own] for row, own in zip(ids, is_token, strict=True)]
 
 
 def n_shared_tokens(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:

@@ -60,7 +60,7 @@ def _costs(
     ids_BL: torch.Tensor, mask_BL: torch.Tensor, *, is_tree: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return an order of the rows, and the tokens that are computed for rows i to j of it, shape (B, B)."""
-    rows = tokens_of(ids_BL, mask_BL)
+    rows = tokens_of(ids_BL, mask_BL)[1]
     sizes = np.array([len(row) for row in rows])
     n = len(rows)
     if not is_tree:

@@ -115,10 +115,10 @@ class TreeRows:
         """
         if kwargs.get("output_router_logits"):
             raise ModelError('forward="prefix_tree": the router\'s loss of a mixture of experts counts padded rows.')
-        mask_BL = attention_mask.bool()
-        if not mask_BL.any():  # rows that only fill up a batch: the other processes wait for this pass
-            mask_BL = mask_BL.index_fill(1, torch.zeros(1, dtype=torch.long, device=mask_BL.device), True)
-        tree = build_tree(input_ids, mask_BL)
+        tree = build_tree(input_ids, attention_mask)
+        if not len(tree):  # rows that only fill up a batch: the other processes wait for this pass
+            is_first = torch.arange(input_ids.shape[1], device=input_ids.device) == 0
+            tree = build_tree(input_ids, is_first.expand_as(input_ids))
         # A first token has no token that predicts it.
         is_scored_BL = (labels != _IGNORED) & (tree.rows_of(tree.depth_N) > 0)
         scored_M = tree.node_BL[is_scored_BL].unique()

@@ -209,7 +209,8 @@ def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
         A new mapping, with P and T as small as the masks allow and at least 1.
     """
     prompt_mask, completion_mask = batch["prompt_mask"], batch["completion_mask"]
-    n_prompt, n_completion = _longest(prompt_mask), _longest(completion_mask)
+    longest = torch.stack([mask.sum(dim=1).max() for mask in (prompt_mask, completion_mask)])
+    n_prompt, n_completion = longest.clamp(min=1).tolist()  # one wait for a card
     out = dict(batch)
     for name, value in batch.items():
         if name in ("prompt_ids", "prompt_mask"):
@@ -217,7 +218,3 @@ def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, torch.Tensor) and value.shape == completion_mask.shape:
             out[name] = value[:, :n_completion]
     return out
-
-
-def _longest(mask: torch.Tensor) -> int:
-    return max(int(mask.sum(dim=1).max()), 1)

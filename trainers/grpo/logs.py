@@ -114,17 +114,20 @@ class LogsGenerations(LogsMeans):
         means = {"policy/ratio": stats["ratio"], "policy/approx_kl": mean_kl(k3(old_BT, logps_BT, mask_BT), mask_BT)}
         means |= {"kl": stats["kl"]} if "kl" in stats else {}
         means["entropy"] = masked_mean(batch.need("entropies_BT").detach(), mask_BT)
-        largest = self.accelerator.gather(stats["ratio_max"].detach().float()).max().item()
-        self._metrics[self._mode]["policy/ratio_max"].append(largest)
+        extremes = {"policy/ratio_max": stats["ratio_max"].detach().float()}
         if algorithm.loss_fn is not None and (clip := clip_settings(algorithm.loss_fn)) is not None:
             below_BT, above_BT = clipped_tokens(logps_BT, old_BT, batch.need("advantages"), mask_BT, **clip)
             parts = {"low": below_BT, "high": above_BT, "region": below_BT | above_BT}
             means |= {f"clip_ratio/{name}_mean": masked_mean(part, mask_BT) for name, part in parts.items()}
-            learns_B = mask_BT.bool().any(1)
-            shares_B2 = torch.stack([masked_mean(part, mask_BT, dim=1)[learns_B] for part in (below_BT, above_BT)], 1)
-            if len(shares_N2 := self._gathered(shares_B2)):
-                self._metrics[self._mode]["clip_ratio/low_min"].append(float(shares_N2[:, 0].min()))
-                self._metrics[self._mode]["clip_ratio/high_max"].append(float(shares_N2[:, 1].max()))
+            is_masked_B = ~mask_BT.bool().any(1)
+            low_B, high_B = (masked_mean(part, mask_BT, dim=1) for part in (below_BT, above_BT))
+            extremes["clip_ratio/high_max"] = high_B.masked_fill(is_masked_B, -math.inf).max()
+            extremes["clip_ratio/low_min"] = -low_B.masked_fill(is_masked_B, math.inf).min()
+        gathered: torch.Tensor = self.accelerator.gather(torch.stack(list(extremes.values())))
+        # One wait for a card. Without a row that learns, a share is infinite.
+        for name, value in zip(extremes, gathered.view(-1, len(extremes)).amax(0).tolist(), strict=True):
+            if math.isfinite(value) or name == "policy/ratio_max":
+                self._metrics[self._mode][name].append(-value if name.endswith("_min") else value)
         self._add_means(mask_BT.sum(), means)
 
     def _gathered(self, values: torch.Tensor) -> torch.Tensor:

@@ -129,14 +129,15 @@ def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -
     """
     first = buffer[0]
     whole = {name: _joined([part[name] for part in buffer]) for name in first}
-    groups_B = whole["row"] // group_size
-    seen = list(dict.fromkeys(groups_B.tolist()))
-    order = torch.cat([torch.nonzero(groups_B == group).flatten() for group in seen])
+    groups = (whole["row"] // group_size).tolist()
+    seen = {group: place for place, group in enumerate(dict.fromkeys(groups))}
+    places = sorted(range(len(groups)), key=lambda row: seen[groups[row]])
+    order = torch.tensor(places, device=whole["row"].device)
     for name, value in whole.items():
         if isinstance(value, torch.Tensor) and value.ndim:
             whole[name] = value[order]
         elif isinstance(value, list):
-            whole[name] = [value[place] for place in order.tolist()]
+            whole[name] = [value[place] for place in places]
     size = len(first["row"])
     return [
         {name: slice_rows(value, start, start + size) for name, value in whole.items()}

@@ -372,8 +372,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
             batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
             self._add_totals({"pairs/accuracy": (n_right, n_pairs)})
         # The entropy bonus is a mean over the tokens of the step, so weight this micro-batch by its tokens.
-        share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
-        present = replace(algorithm.at(self.beta), entropy_coef=algorithm.entropy_coef * float(share))
+        present = algorithm.at(self.beta)
+        if present.entropy_coef:
+            share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
+            present = replace(present, entropy_coef=present.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
         self._log_policy(algorithm, batch, stats)
         if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL

@@ -148,9 +148,10 @@ def training_step(
         part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         loss, stats = algorithm_loss(own, part)
         loss.backward()
-        for name, value in _additive(stats, share, logps_BT, part, n_sampled).items():
+        own_sums, own_max = _additive(stats, share, logps_BT, part, n_sampled)
+        for name, value in own_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-        ratio_max = max(ratio_max, float(stats["ratio_max"]))
+        ratio_max = max(ratio_max, own_max)
     if "pair_hits" in sums:
         sums["pair_accuracy"] = sums.pop("pair_hits") / max(sums["pairs"], 1.0)
     sums["ratio_max"] = ratio_max
@@ -239,12 +240,18 @@ def _share(
 
 def _additive(
     stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch, n_sampled: int
-) -> dict[str, float]:
-    """Return a micro-batch's statistics, scaled so that their sums are the batch's."""
-    out = {name: float(stats[name]) * share for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats}
-    out["loss"] = float(stats["loss"])
-    if "pairs" in stats:
-        out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}
+) -> tuple[dict[str, float], float]:
+    """Return a micro-batch's statistics, scaled so that their sums are the batch's, and its largest ratio."""
     sampled_BT = part.need("sampled_logps_BT")
     gap = masked_sum((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
-    return out | {"sampling_gap": float(gap) / max(n_sampled, 1)}  # an oracle's tokens were not sampled
+    means = [name for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats]
+    others = [name for name in ("loss", "pairs", "pair_accuracy") if name in stats]
+    names = [*means, *others, "ratio_max"]
+    parts = [*(stats[name].detach().to(gap) for name in names), gap]
+    *values, gap_sum = torch.stack(parts).tolist()  # one wait for a card
+    found = dict(zip(names, values, strict=True))
+    out = {name: found[name] * share for name in means} | {"loss": found["loss"]}
+    if "pairs" in found:
+        out |= {"pairs": found["pairs"], "pair_hits": found["pair_accuracy"] * found["pairs"]}
+    out["sampling_gap"] = gap_sum / max(n_sampled, 1)  # an oracle's tokens were not sampled
+    return out, found["ratio_max"]
