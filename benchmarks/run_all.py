@@ -42,7 +42,16 @@ PLAIN = (
     "env_servers",
 )
 WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
-BY_HAND = ("overlap", "real_until", "long_rows_pretrained", "gpu_sleep", "ray_overhead", "million", "shells", "lora_sync")
+BY_HAND = (
+    "overlap",
+    "real_until",
+    "long_rows_pretrained",
+    "gpu_sleep",
+    "ray_overhead",
+    "million",
+    "shells",
+    "lora_sync",
+)
 """Half an hour each, or in another environment, or on a GPU. Run by hand into the same folder; read from it."""
 
 KNOWN = (*PLAIN, *WITH_VLLM, *BY_HAND)

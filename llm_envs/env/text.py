@@ -125,7 +125,7 @@ class TextEnv(gym.Env[str, str], ABC):
         parser = vars(cls).get("parse_reply")
         is_plain = inspect.isfunction(parser) and len(inspect.signature(parser).parameters) == 1
         if is_plain or isinstance(parser, partial):  # a parser without `self`; Python 3.14 makes methods of partials
-            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]
+            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign, arg-type]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TextEnv:
         """Reject unknown arguments with a message that names the known ones."""
