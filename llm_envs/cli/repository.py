@@ -12,7 +12,7 @@ __all__ = ["add_arguments", "run"]
 EXAMPLES = """
 examples:
   llm-envs repository prepare toolz==1.0.0 --out problems/toolz
-  llm-envs repository prepare ~/src/project --out problems/project --problems 200 --needs hypothesis
+  llm-envs repository prepare ~/src/project --out problems/project -n 200 --needs hypothesis
   llm-envs repository prepare https://host/owner/project.git --out problems/project
 
 A second call with the same --out continues the first one.
@@ -25,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="PROJECT", help="a folder, a git repository, or NAME==VERSION")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the problems")
     parser.add_argument(
-        "--problems", type=positive, default=50, metavar="N", help="problems of one mistake; half as many have two"
+        "-n",
+        type=positive,
+        default=50,
+        metavar="N",
+        dest="problems",
+        help="problems of one mistake; half as many have two",
     )
     parser.add_argument(
         "--needs",
@@ -34,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an installed distribution that the tests import (repeatable)",
     )
     parser.add_argument("--runtime", default="namespaces", metavar="NAME", help="of the shells that run the tests")
-    parser.add_argument("--seed", type=int, default=0, help="decides which mistakes are tried first; default 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed that decides which mistakes are tried first; default 0"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -174,7 +174,7 @@ class RepositoryEnv(ToolEnv):
         if not self._keys:
             raise InvalidConfigError(
                 f"{str(problems)!r} has {len(fitting)} problems of the level {self.difficulty!r}, none in the split "
-                f"{split!r}: make more with `llm-envs repository prepare ... --problems N`."
+                f"{split!r}: make more with `llm-envs repository prepare ... -n N`."
             )
         self.n_problems = len(self._keys)
         self.judgement: Judgement | None = None

@@ -73,7 +73,7 @@ def test_the_licence_is_beside_the_problems_and_version_control_is_not(made):
 def test_a_second_call_tries_nothing_again(made, capsys):
     root, out, found, _ = made
     before = (out / "tried.jsonl").read_text(), (out / "problems.jsonl").read_text()
-    assert main(["repository", "prepare", str(root), "--out", str(out), "--problems", "2"]) == 0
+    assert main(["repository", "prepare", str(root), "--out", str(out), "-n", "2"]) == 0
     assert ((out / "tried.jsonl").read_text(), (out / "problems.jsonl").read_text()) == before
     assert f"functions: 3, tests: 3, tried: {found.tried}, killed: {found.killed}" in capsys.readouterr().out
 
