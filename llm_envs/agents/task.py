@@ -14,6 +14,7 @@ from llm_envs.rollout.chat_logs import read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
 from llm_envs.rollout.workers.runner import Env, check_reset, check_step, close_env, env_attribute
 from llm_envs.rollout.workers.wire import error_text
+from llm_envs.shell import Shell
 from llm_envs.types import Message, RolloutError, StopReason, ToolResult
 
 __all__ = ["EnvTask", "TaskState", "as_rollout_error"]
@@ -130,6 +131,22 @@ class EnvTask:
         """Of calls that the environment has run: what `call` has not returned yet, by id."""
         self._answered: list[str] = []
         """Ids of the calls whose results it has returned."""
+
+    @property
+    def shell(self) -> Shell:
+        """The environment's shell, for an agent that works in files.
+
+        Raises:
+            InvalidConfigError: If it has none.
+        """
+        shell: Shell | None = None if self._env is None else env_attribute(self._env, "shell", None)
+        if shell is None:
+            error = InvalidConfigError(
+                "the environment has no attribute `shell`, in whose folder the agent could work."
+            )
+            self._fail(error, "agent")
+            raise error
+        return shell
 
     def reset(self) -> None:
         """Make the environment and begin its episode."""
