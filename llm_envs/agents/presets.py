@@ -43,14 +43,14 @@ class AgentPreset:
         """The command that installs it."""
         if self.registry == "npm":
             return f"npm install -g {self.package}@{self.version}"
-        return f"pip install {self.package}=={self.version}, in an environment of its own"
+        return f"pip install {self.package}=={self.version}, in its own environment"
 
 
 def find_preset(name: str) -> AgentPreset:
     """Return a preset.
 
     Raises:
-        InvalidConfigError: If there is none of that name.
+        InvalidConfigError: If no preset has that name.
     """
     if name not in PRESETS:
         raise InvalidConfigError(
@@ -81,28 +81,7 @@ request_max_retries = 0
 stream_max_retries = 0
 stream_idle_timeout_ms = {_PATIENCE_MS}
 """
-_OPENCODE = {
-    "model": f"llm-envs/{MODEL}",
-    "small_model": "llm-envs/small",
-    "provider": {
-        "llm-envs": {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "$url", "apiKey": "$key", "timeout": False},
-            "models": {MODEL: {}, "small": {}},
-        }
-    },
-    "autoupdate": False,
-    "share": "disabled",
-}
 _PI = {"baseUrl": "$url", "api": "openai-completions", "apiKey": "$key", "models": [{"id": MODEL}]}
-_QWEN = {
-    "security": {"auth": {"selectedType": "openai", "apiKey": "$key", "baseUrl": "$url"}},
-    "model": {"name": MODEL},
-    "memory": {"enableManagedAutoMemory": False},
-    "general": {"enableAutoUpdate": False},
-    "privacy": {"usageStatisticsEnabled": False},
-    "telemetry": {"enabled": False},
-}
 
 PRESETS: Mapping[str, AgentPreset] = {
     "codex": AgentPreset(
@@ -152,17 +131,6 @@ PRESETS: Mapping[str, AgentPreset] = {
             **_CHILD,
         },
     ),
-    "opencode": AgentPreset(
-        package="opencode-ai",
-        version="1.18.33",
-        registry="npm",
-        program="opencode",
-        dialect="chat",
-        arguments=f"run {_TASK}",
-        variables={"OPENCODE_DISABLE_MODELS_FETCH": "1", **_CHILD},
-        files={".config/opencode/opencode.json": json.dumps(_OPENCODE)},
-        marks=("x-session-id",),
-    ),
     "pi": AgentPreset(
         package="@mariozechner/pi-coding-agent",
         version="0.73.1",
@@ -173,25 +141,16 @@ PRESETS: Mapping[str, AgentPreset] = {
         variables={"PI_OFFLINE": "1", **_CHILD},
         files={".pi/agent/models.json": json.dumps({"providers": {"llm-envs": _PI}})},
     ),
-    "qwen-code": AgentPreset(
-        package="@qwen-code/qwen-code",
-        version="0.15.10",
-        registry="npm",
-        program="qwen",
-        dialect="chat",
-        arguments=f"--yolo -p {_TASK}",
-        variables=_CHILD,
-        files={".qwen/settings.json": json.dumps(_QWEN)},
-    ),
     "aider": AgentPreset(
         package="aider-chat",
         version="0.86.0",
         registry="pip",
         program="aider",
         dialect="chat",
-        arguments=f"--model openai/{MODEL} --openai-api-base $url --yes-always --no-git --no-check-update "
+        arguments=f"--model openai/{MODEL} --yes-always --no-git --no-check-update "
         f"--analytics-disable --no-show-model-warnings --no-show-release-notes --no-detect-urls --message {_TASK}",
-        variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True", **_CHILD},
+        # It prefers this variable to its options.
+        variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True", **_CHILD, "OPENAI_BASE_URL": "$url"},
     ),
 }
 """By name."""

@@ -11,7 +11,7 @@
 | `chat_template_kwargs` | noted if the run decides, else error 400 |
 | other `tool_choice`, `response_format`, penalties, `logit_bias`, `top_logprobs`, audio, images | error 400 |
 
-What is noted has no effect, and stands in `Trajectory.metadata["not_applied"]`. Nothing here can force a reply into a
+Noted parameters have no effect; `Trajectory.metadata["not_applied"]` lists them. Nothing here can force a reply into a
 form, so a request that needs one is refused.
 """
 
@@ -127,7 +127,7 @@ class ChatRequest:
     noted: Mapping[str, Any] = field(default_factory=dict)
     """The parameters among `NOTED` that it names, with their values."""
     child: str = ""
-    """What shows that another than the agent itself asks (see `session`); empty for the agent."""
+    """The sign of a child of the agent (see `PolicySession`); empty for the agent itself."""
 
 
 @dataclass(frozen=True, slots=True)

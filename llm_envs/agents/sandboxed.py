@@ -38,8 +38,8 @@ _MAX_OUTPUT = 1 << 20
 _TAIL = 2000
 """Characters of a failed agent's errors that are kept."""
 _START = f"""
-cd {_AGENT} && mkfifo ended
-(cd {HOME}; bash {_AGENT}/start </dev/null >{_AGENT}/out 2>{_AGENT}/err; echo $? >{_AGENT}/code; echo >{_AGENT}/ended) &
+mkfifo {_AGENT}/ended
+(bash {_AGENT}/start </dev/null >{_AGENT}/out 2>{_AGENT}/err; echo $? >{_AGENT}/code; echo >{_AGENT}/ended) &
 echo $! >{_AGENT}/pid
 """
 _WAIT = f"""
@@ -62,8 +62,8 @@ class SandboxedAgent:
     agent does not see these, and they replace files of the same name before the check. The result is a dict: `output`
     of the agent, and `check` with its `exit_code` and `output`, None without one.
 
-    An environment must have an attribute `shell`. The agent gets its messages as one text and its files, and the
-    environment gets the changed files, then the agent's output as the last action.
+    An environment must have `ShellTools`. The agent gets its messages as one text, its files and its variables; the
+    environment gets the changed files, and then the answer "done".
 
     Args:
         name: A preset.
@@ -84,7 +84,9 @@ class SandboxedAgent:
         """Check that it can run."""
         preset = find_preset(self.name)
         if self.runtime == "process":
-            raise InvalidConfigError(f"{self.name}: runtime='process' isolates nothing, and the agent asks nobody.")
+            raise InvalidConfigError(
+                f"{self.name}: runtime='process' isolates nothing, and the agent runs commands without asking."
+            )
         if not os.access(self._program, os.X_OK):
             given = f"no program at {self.executable}" if self.executable else f"no program {preset.program!r} in PATH"
             raise InvalidConfigError(
@@ -117,11 +119,11 @@ class SandboxedAgent:
     def _in_environment(self, shell: Shell, endpoint: Endpoint, cancelled: threading.Event, task: EnvTask) -> str:
         theirs = task.shell
         before = theirs.snapshot()
-        shell.restore(replace(before, variables=""))
-        output = self._run(shell, endpoint, cancelled, "\n\n".join(message["content"] for message in task.messages))
+        shell.restore(before)
+        self._run(shell, endpoint, cancelled, "\n\n".join(message["content"] for message in task.messages))
         shell.run(f"rm -rf {_AGENT}")
         theirs.restore(replace(shell.snapshot(), folder=before.folder, variables=before.variables))
-        return output
+        return task.answer("done")
 
     def _checked(self, shell: Shell, task: Mapping[str, Any]) -> dict[str, Any]:
         shell.run(f"rm -rf {_AGENT}")

@@ -194,7 +194,7 @@ class PolicySession:
         return f"chatcmpl-{self.spec.group_id}-{turns[0].number}", replies
 
     def child_of(self, model: str, headers: Mapping[str, str]) -> str:
-        """Return what shows that a child asks; empty for the agent itself."""
+        """Return the sign of a child; empty for the agent itself."""
         if self.marks is None:
             return ""
         if model != MODEL:
@@ -248,7 +248,8 @@ class PolicySession:
         children = Counter(turn.child for turn in self.record.turns if turn.child)
         if children and not self.trains_children:
             spans = {place for turn, place in places.items() if turn.child}
-            rows, turns = map(tuple, spans_as_context(rows, turns, spans))  # type: ignore[assignment]
+            shown, turns = spans_as_context(rows, turns, spans)
+            rows = tuple(shown)
         names = {name: 0.0 for payment in self.payments for name in payment.components}
         turns = [replace(turn, components={**names, **turn.components}) for turn in turns]
         if not self.record.turns and error is None:

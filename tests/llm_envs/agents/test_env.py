@@ -508,7 +508,7 @@ class TestCommands:
 
 class TestSettings:
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(InvalidConfigError, match="the agent 'node agent):
+        with pytest.raises(InvalidConfigError, match="the agent 'node agent"):
             AgentEnv("node agent.js", TASKS, rewarded)
         with pytest.raises(InvalidConfigError, match="needs reward_fn"):
             AgentEnv(answers, TASKS)
