@@ -19,7 +19,7 @@ from llm_envs.agents.presets import PRESETS
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "guides" / "train_your_agent.md"
 RUN = ROOT / "tests" / "llm_envs" / "agents" / "episodes.json"
-_TABLE = re.compile(r"(?<=<!-- agents: begin -->\n).*?(?=<!-- agents: end -->)", re.DOTALL)
+_TABLE = re.compile(r"(?<=<!-- table: begin -->\n).*?(?=<!-- table: end -->)", re.DOTALL)
 _DIALECTS = {"chat": "chat completions", "responses": "responses", "messages": "Anthropic's messages"}
 
 

@@ -4,7 +4,8 @@ Each published agent repairs a small program from end to end. A scripted policy 
 
 1. The folder's hidden tests pass afterwards, and not if the policy gives up.
 2. The rows hold exactly the tokens that the policy was given and wrote, byte by byte.
-3. GRPO takes a step on a group of both outcomes, with a finite loss.
+3. GRPO takes a step on a group of both outcomes, with a finite loss. Not on Claude Code: its 20,000 tokens need more
+   memory than a machine of CI has.
 
 `make test-agents` installs three of them below examples/agents. The tests look for the others in PATH.
 """
@@ -269,7 +270,22 @@ def check_rows(trajectories: list[Trajectory], seen: list[tuple[list[int], list[
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.smoke if name in INSTALLED else ()) for name in PRESETS]
 )
-def test_a_published_agent_repairs_a_program_and_is_trained(name: str, folder: Path, tmp_path: Path) -> None:
+def test_a_published_agent_repairs_a_program(name: str, folder: Path) -> None:
+    env, codec = published(name), codec_of(folder)
+    replies, _ = SCRIPTS[name]
+    policy = Script(codec, replies, surrender=replies[0])
+    sampling = SamplingParams(max_new_tokens=512)
+    with Collector(env, policy, codec=codec, sampling=sampling, progress=False, max_retries=0) as collector:
+        ((t,),) = collector.collect(1, 1)
+    assert (t.status, t.error) == ("ok", None)
+    assert (t.reward, len(t.turns)) == (1.0, len(replies))
+    check_rows([t], policy.seen)
+
+
+@pytest.mark.agents
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["codex", "mini-swe-agent"])
+def test_grpo_takes_a_step_on_a_published_agent(name: str, folder: Path, tmp_path: Path) -> None:
     from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
     env = published(name)
