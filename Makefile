@@ -7,7 +7,8 @@
 #   make test-wall  the same in a copy of the checkout without the rooms outside the core: what it must never import
 #   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
 #   make test-bridges    the bridges to other suites, with these suites, in .venv-suites and .venv-verifiers
-#   make test-agents     agents, and those of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
+#   make test-agents     agents, and those of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents, Node, and
+#                        Codex, Claude Code and mini-swe-agent as they are published
 #   make test-benchmarks the published benchmarks, some in .venv-suites: they need Java or a compiler
 #   make test-trust      certify, the audit and the alarm
 #   make test-scale      several machines: servers of environments, object storage, and Ray in .venv-agents
@@ -171,11 +172,11 @@ test-bridges: $(VENV)/.stamp $(VENV_SUITES)/.stamp $(VENV_VERIFIERS)/.stamp
 		$$(echo "$(call ROOM,bridges)" | grep -E '$(VERIFIERS_TESTS)') $(PYTEST_ARGS)
 	$(RECORD)
 
-# Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.
-test-agents: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
+# Without Node, the tests that need it are skipped, unless LLM_ENVS_REQUIRE_NODE is set.
+test-agents: real-model $(VENV_AGENTS)/.stamp
 	$(BEGIN)
 	$(VENV)/bin/python -m pytest $(call MARKED,$(PLAIN)) $(call ROOM,agents) $(PARALLEL) $(PYTEST_ARGS)
-	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,agents) $(call FILES,agents) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_AGENTS=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,agents) $(call FILES,agents) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
 # Published benchmarks. Without Java, its tests are skipped, unless LLM_ENVS_REQUIRE_JAVA is set.
@@ -238,6 +239,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/audit_table.py
 	$(VENV)/bin/python docs/settings_table.py
 	$(VENV)/bin/python docs/shell_table.py
+	$(VENV)/bin/python docs/agents_table.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .
@@ -268,7 +270,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_VERIFIERS) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_VERIFIERS) examples/agents/node_modules examples/agents/python_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -292,11 +294,14 @@ $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 # It adds to the environment of vLLM, whose packages it sees too: so it is small, and has both in one interpreter.
-$(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json $(VENV_VLLM)/.stamp
+# mini-swe-agent is compiled at once: the sandbox in which it runs keeps nothing.
+$(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json examples/agents/mini-swe-agent.txt $(VENV_VLLM)/.stamp
 	$(call CREATE,$(VENV_AGENTS))
 	echo "import site; site.addsitedir('$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> $$($(VENV_AGENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm.pth
 	$(VENV_AGENTS)/bin/pip install -q --no-compile --no-deps -r constraints-agents.txt
+	rm -rf examples/agents/python_modules
+	$(VENV_AGENTS)/bin/pip install -q --no-deps --target examples/agents/python_modules -r examples/agents/mini-swe-agent.txt
 	if command -v npm >/dev/null; then npm ci --prefix examples/agents --no-audit --no-fund; fi
 	@touch $@
 

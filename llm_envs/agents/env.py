@@ -24,7 +24,8 @@ from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
-from llm_envs.agents.job import Agent, AgentJob, AgentRun, Assignment
+from llm_envs.agents.job import Agent, AgentJob, AgentRun, Assignment, Playing
+from llm_envs.agents.sandboxed import SandboxedAgent
 from llm_envs.agents.server import Endpoint, PolicyServer
 from llm_envs.agents.session import PolicySession
 from llm_envs.agents.task import TaskState, as_rollout_error
@@ -64,7 +65,8 @@ class AgentEnv:
     """An agent, its tasks, and the reward of its episodes. Pickles if its functions do.
 
     Args:
-        agent: (task, client) -> result, plain or asynchronous; or a command line (see `Agent`).
+        agent: (task, client) -> result, plain or asynchronous; or a command line (see `Agent`); or the name of a
+            preset, or a `SandboxedAgent`.
         tasks: A list of tasks, each a dict of JSON types that the agent gets as it is; or an environment (an id, or a
             function that makes one), then the agent gets an `EnvTask` and acts by its `step`. If the agent returns a
             text before the environment is over, that is its last action. A command gets `{"messages": ..., "tools":
@@ -74,6 +76,8 @@ class AgentEnv:
         env_id: Name in trajectories; None: "agent", or the environment's id or name.
         success_at: Lowest reward of `reward_fn` that counts as a success.
         create_client: Makes the client that a function gets, from an `Endpoint`; None: one of the package `openai`.
+        trains_children: Whether tokens of the agent's children (a subagent, a title) are trained on (see
+            `PolicySession`).
 
     Raises:
         InvalidConfigError: If an argument is wrong.
@@ -93,8 +97,12 @@ class AgentEnv:
         env_id: str | None = None,
         success_at: float = 1.0,
         create_client: Callable[[Endpoint], Any] | None = None,
+        trains_children: bool = False,
     ) -> None:
+        if isinstance(agent, str):
+            agent = SandboxedAgent(agent)
         _check_agent(agent)
+        self.trains_children = trains_children
         self.agent, self.reward_fn, self.success_at = agent, reward_fn, success_at
         self.create_client = create_client
         self.tasks: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
@@ -179,7 +187,19 @@ class AgentEnv:
                     await runner.open()  # before the session, whose clock must not count a worker's start
                 except Exception as error:
                     return errored_trajectory(spec, error, "agent")
-            session = PolicySession(spec, policy, codec, sampling, limits, history, run_seed, gate, stats)
+            session = PolicySession(
+                spec,
+                policy,
+                codec,
+                sampling,
+                limits,
+                history,
+                run_seed,
+                gate,
+                stats,
+                marks=self.agent.marks if isinstance(self.agent, SandboxedAgent) else None,
+                trains_children=self.trains_children,
+            )
             if on_session is not None:
                 on_session(session)
             return await self._played(session, runner)
@@ -322,10 +342,10 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = weakref
 
 def _check_agent(agent: Any) -> None:
     is_command = isinstance(agent, (list, tuple)) and agent and all(isinstance(word, str) for word in agent)
-    if not callable(agent) and not is_command:
+    if not callable(agent) and not is_command and not isinstance(agent, Playing):
         raise InvalidConfigError(
-            f"AgentEnv: the agent is {agent!r:.80}; it must be a function (task, client), or a command as a list of "
-            'words: ["node", "agent.js"].'
+            f"AgentEnv: the agent is {agent!r:.80}; it must be a function (task, client), the name of a preset, or a "
+            'command as a list of words: ["node", "agent.js"].'
         )
 
 

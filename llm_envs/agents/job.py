@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from llm_envs.agents.server import Endpoint
 from llm_envs.agents.task import EnvTask, TaskState
@@ -38,11 +38,25 @@ __all__ = [
     "AgentRun",
     "Assignment",
     "OnCancel",
+    "Playing",
     "as_exception",
     "create_openai_client",
 ]
 
-Agent = Callable[[Any, Any], Any] | Sequence[str]
+OnCancel = Callable[[Callable[[], None]], None]
+"""Gets the function that ends the agent."""
+
+
+@runtime_checkable
+class Playing(Protocol):
+    """An agent that plays by itself: `SandboxedAgent`."""
+
+    def play(self, endpoint: Endpoint, on_cancel: OnCancel, task: Any) -> Any:
+        """Play one episode; return its result."""
+        ...
+
+
+Agent = Callable[[Any, Any], Any] | Sequence[str] | Playing
 """(task, client) -> result, plain or asynchronous; or a command line. A command gets the session's address and key in
 the variables OPENAI_BASE_URL and OPENAI_API_KEY (and ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY) and the task as JSON on
 its standard input; its result is what it prints."""
@@ -87,10 +101,6 @@ class Assignment:
     options: Mapping[str, Any] | None = None
 
 
-OnCancel = Callable[[Callable[[], None]], None]
-"""Gets the function that ends the agent."""
-
-
 @dataclass(frozen=True)
 class AgentRun:
     """An agent, to be run where this is called.
@@ -113,14 +123,20 @@ class AgentRun:
             report: Gets what happens in the environment.
             on_cancel: Gets the function that ends the agent early.
         """
-        run = partial(self._call if callable(self.agent) else self._execute, assignment.endpoint, on_cancel)
+        plays = self._execute
+        if isinstance(self.agent, Playing):
+            plays = self.agent.play
+        elif callable(self.agent):
+            plays = self._call
+        run = partial(plays, assignment.endpoint, on_cancel)
         if self.target is None:
             return run(dict(assignment.task))
         make = partial(make_env, self.target, assignment.env_kwargs)
         task = EnvTask(make, assignment.seed, assignment.options, report)
         try:
             task.reset()
-            result = run(task if callable(self.agent) else {"messages": task.messages, "tools": task.tools})
+            is_command = isinstance(self.agent, Sequence)
+            result = run({"messages": task.messages, "tools": task.tools} if is_command else task)
             if isinstance(result, str) and not task.is_over:
                 task.step(result)
             return result

@@ -4,8 +4,9 @@
 |---|---|
 | `messages` and `system` of text, `tool_use`, `tool_result` and `thinking` blocks | supported |
 | `tools` (own ones), `max_tokens`, `stop_sequences`, `temperature`, `top_p`, `top_k`, `stream` | supported |
-| `thinking`, `cache_control`, `metadata`, `context_management`, effort | ignored: the model's template decides |
-| images, documents, tools of the server, `tool_choice` but "auto", structured outputs | error 400 |
+| `cache_control`, `metadata` | ignored |
+| `thinking`, `context_management`, effort, `disable_parallel_tool_use` | noted: see `requests` |
+| images, documents, tools of the server, `tool_choice` but "auto" and "none", structured outputs | error 400 |
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llm_envs.types import FinishReason
 
 __all__ = ["message_answer", "message_events", "to_chat_body"]
 
-_IGNORED = ("context_management", "metadata", "service_tier", "thinking")
+_IGNORED = ("metadata", "service_tier")
 _TRANSLATED = ("messages", "n", "output_config", "system", "tool_choice", "tools")
 
 
@@ -36,11 +37,12 @@ def to_chat_body(body: Any) -> dict[str, Any]:
         for name, value in body.items()
         if value is not None and name not in (*_TRANSLATED, *_IGNORED)
     }
-    if form := (body.get("output_config") or {}).get("format"):
-        chat["response_format"] = form
+    wanted = body.get("output_config") or {}
+    chat |= {"response_format": wanted.get("format"), "reasoning_effort": wanted.get("effort")}
     choice = body.get("tool_choice") or {"type": "auto"}
-    if choice.get("type") != "auto" or choice.get("disable_parallel_tool_use"):
-        chat["tool_choice"] = choice
+    if choice.get("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+    chat["tool_choice"] = choice["type"] if choice.get("type") in ("auto", "none") else choice
     if not isinstance(body.get("messages"), list):
         raise refused(f"messages is {body.get('messages')!r:.60}; it must be a list.", "messages")
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []

@@ -60,6 +60,8 @@ class RecordedTurn:
     tool_schemas: tuple[Mapping[str, Any], ...]
     n_new: int | None = None
     """Of a row that only the template began: how many of its last messages are new."""
+    child: str = ""
+    """See `ChatRequest`."""
     reply: ReturnedReply | None = None
     children: list[RecordedTurn] = field(default_factory=list)
 
@@ -136,8 +138,14 @@ class EpisodeRecord:
         siblings = parent.children
         why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}" if siblings else ""
         turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why, request.tools)
+        turn.child = request.child
         siblings.append(turn)  # now, so that a concurrent request knows that it is a branch
         return turn
+
+    def encode(self, request: ChatRequest) -> IdArray:
+        """Return a request's prompt as a new conversation, shape (T,)."""
+        messages = self._conversation(request, tuple(map(_key, request.entries)), {})
+        return self.codec.encode_prompt(messages, request.tools)
 
     def finish(self, turn: RecordedTurn, reply: ReturnedReply) -> None:
         """Keep a turn with its reply."""
@@ -238,7 +246,7 @@ class EpisodeRecord:
     ) -> RecordedTurn:
         messages = self._conversation(request, keys, known)
         ids, start = self.codec.encode_prompt(messages, request.tools), self.codec.start_of(messages, request.tools)
-        return RecordedTurn(number, None, keys, tools, messages, ids, start, why, request.tools)
+        return RecordedTurn(number, None, keys, tools, messages, ids, start, why, request.tools, child=request.child)
 
     def _conversation(self, request: ChatRequest, keys: Sequence[Key], known: Mapping[int, str]) -> tuple[Message, ...]:
         """Return all messages of a request, with the replies that we know as the model wrote them.

@@ -5,8 +5,14 @@
 | `messages`, `tools`, `stop`, `max_tokens`, `max_completion_tokens`, `n`, `stream`, `logprobs`, `seed` | supported |
 | `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` | supported, unless the run decides (see `session`) |
 | `model` | any name; the answer repeats it |
+| `tool_choice` "none" | the tools are not offered |
 | `user`, `metadata`, `store` and others that do not change what is sampled | ignored |
-| `tool_choice` but "auto", `response_format`, penalties, `logit_bias`, `top_logprobs`, audio, images | error 400 |
+| `reasoning_effort`, `verbosity`, `parallel_tool_calls`: a manner of answering | noted |
+| `chat_template_kwargs` | noted if the run decides, else error 400 |
+| other `tool_choice`, `response_format`, penalties, `logit_bias`, `top_logprobs`, audio, images | error 400 |
+
+Noted parameters have no effect; `Trajectory.metadata["not_applied"]` lists them. Nothing here can force a reply into a
+form, so a request that needs one is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from llm_envs.rollout.turn import SampledTurn
 from llm_envs.types import FinishReason
 
 __all__ = [
+    "NOTED",
     "ChatRequest",
     "RequestError",
     "ReturnedReply",
@@ -38,9 +45,13 @@ __all__ = [
 ]
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+NOTED = (
+    *("chat_template_kwargs", "context_management", "parallel_tool_calls", "reasoning", "reasoning_effort"),
+    *("thinking", "truncation", "verbosity"),
+)
+"""Parameters that are accepted and change nothing: they ask for a manner of answering, and the model has its own."""
 _IGNORED = {
     "metadata",
-    "parallel_tool_calls",  # false is refused below
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -56,18 +67,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "logit_bias": ({},),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prediction": (None,),
     "presence_penalty": (0,),
-    "reasoning_effort": (None,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto",),
+    "tool_choice": ("auto", "none"),
     "top_logprobs": (0,),
-    "verbosity": (None,),
     "web_search_options": (None,),
+}
+_ADVICE: Mapping[str, str] = {
+    "response_format": "Nothing here can force a form: leave it out, and ask for the form in the prompt",
+    "tool_choice": 'Nothing here can force a call: pass "auto", or "none" to offer no tools',
 }
 _KNOWN = {
     *_SAMPLING,
+    *NOTED,
     *("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "seed"),
     *("stream", "stream_options", "logprobs"),
 }
@@ -111,6 +124,10 @@ class ChatRequest:
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    noted: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters among `NOTED` that it names, with their values."""
+    child: str = ""
+    """The sign of a child of the agent (see `PolicySession`); empty for the agent itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +161,7 @@ def read_chat_request(body: Any) -> ChatRequest:
         raise refused(f"stream_options is {options!r:.40}; it must be an object.", "stream_options")
     return ChatRequest(
         entries=_entries(body.get("messages")),
-        tools=_tools(body.get("tools")),
+        tools=() if body.get("tool_choice") == "none" else _tools(body.get("tools")),
         model=str(body.get("model") or "policy"),
         sampling={name: _number(body, name) for name in _SAMPLING if body.get(name) is not None},
         max_tokens=min((limit for limit in limits if limit is not None), default=None),
@@ -154,6 +171,7 @@ def read_chat_request(body: Any) -> ChatRequest:
         logprobs=_flag(body, "logprobs"),
         stream=_flag(body, "stream"),
         include_usage=bool(options.get("include_usage")),
+        noted={name: body[name] for name in NOTED if body.get(name) is not None},
     )
 
 
@@ -240,7 +258,8 @@ def _logprobs(reply: ReturnedReply, codec: Codec) -> dict[str, Any]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-            raise refused(f"{name}={json.dumps(value)[:80]} is not supported here; leave it out.", str(name))
+            advice = _ADVICE.get(str(name), "leave it out")
+            raise refused(f"{name}={json.dumps(value)[:80]} is not supported here. {advice}.", str(name))
         if name not in _KNOWN and name not in _NEUTRAL and name not in _IGNORED and value is not None:
             hint = did_you_mean(str(name), _KNOWN)
             raise refused(f"the parameter {name!r:.60} is not supported here; leave it out.{hint}", str(name))

@@ -2,10 +2,11 @@
 
 | in a request | here |
 |---|---|
-| `input` of text, messages, `function_call`, `function_call_output` and `reasoning` items | supported |
-| `instructions`, `tools` (functions), `max_output_tokens`, `temperature`, `top_p`, `stream` | supported |
+| `input` of text, messages, `reasoning`, calls of tools and their outputs | supported |
+| `instructions`, `tools` (see `response_tools`), `max_output_tokens`, `temperature`, `top_p`, `stream` | supported |
 | `previous_response_id` | supported for the responses of the same session, unless they had `store=false` |
-| hosted tools, item references, `conversation`, `background`, `truncation="auto"`, structured `text` | error 400 |
+| `reasoning`, `text.verbosity`, `truncation` | noted: see `requests` |
+| tools that the provider runs, item references, `conversation`, `background`, structured `text` | error 400 |
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, ReturnedReply, refused, usage_of
+from llm_envs.agents.response_tools import CALLS, OUTPUTS, as_call, as_item, chat_tools
 
 __all__ = ["chat_messages", "response_answer", "response_events", "to_chat_body"]
 
@@ -23,10 +25,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([], ["reasoning.encrypted_content"]),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
-    "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
 }
-_TRANSLATED = ("input", "instructions", "max_output_tokens", "n", "previous_response_id", "reasoning", "tools")
+_IGNORED = ("client_metadata",)
+_TRANSLATED = ("input", "instructions", "max_output_tokens", "n", "previous_response_id", "text", "tools")
 
 
 def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -44,12 +46,12 @@ def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) 
     chat: dict[str, Any] = {
         str(name): value
         for name, value in body.items()
-        if value is not None and name not in _TRANSLATED and value not in _NEUTRAL.get(name, ())
+        if value is not None and name not in (*_TRANSLATED, *_IGNORED) and value not in _NEUTRAL.get(name, ())
     }
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
-    if effort := (body.get("reasoning") or {}).get("effort"):
-        chat["reasoning_effort"] = effort
+    text = body.get("text") or {}
+    chat |= {"response_format": text.get("format"), "verbosity": text.get("verbosity")}
     before: Sequence[Mapping[str, Any]] = ()
     if (previous := body.get("previous_response_id")) is not None:
         if previous not in earlier:
@@ -59,7 +61,7 @@ def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) 
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     return chat | {
         "messages": [*instructions, *before, *chat_messages(body.get("input"))],
-        "tools": [_tool(index, tool) for index, tool in enumerate(body.get("tools") or ())],
+        "tools": chat_tools(body.get("tools")),
     }
 
 
@@ -78,8 +80,8 @@ def chat_messages(items: Any) -> list[dict[str, Any]]:
     for index, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, Mapping) else type(item).__name__
         is_text = kind == "message" and item.get("role") == "assistant"
-        if is_text or kind in ("reasoning", "function_call"):
-            rank = {"reasoning": 0, "message": 1, "function_call": 2}[kind]
+        if is_text or kind == "reasoning" or kind in CALLS:
+            rank = {"reasoning": 0, "message": 1}.get(kind, 2)
             if own is None or rank < own["rank"] or rank == own["rank"] != 2:
                 own = {"role": "assistant", "content": "", "rank": rank}
                 messages.append(own)
@@ -90,15 +92,12 @@ def chat_messages(items: Any) -> list[dict[str, Any]]:
             elif is_text:
                 own["content"] = item.get("content") or ""
             else:
-                call = {"name": item.get("name"), "arguments": item.get("arguments")}
-                own.setdefault("tool_calls", []).append(
-                    {"id": item.get("call_id"), "type": "function", "function": call}
-                )
+                own.setdefault("tool_calls", []).append(as_call(item))
             continue
         own = None
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "function_call_output":
+        elif kind in OUTPUTS:
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
         else:
             raise refused(f"input[{index}] is of type {kind!r:.60}, which is not supported here.", "input")
@@ -123,8 +122,8 @@ def response_answer(request: ChatRequest, body: Mapping[str, Any], id_: str, rep
         text = {"type": "output_text", "text": reply.content, "annotations": []}
         output.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "content": [text], **done})
     for index, (call_id, function, arguments) in enumerate(reply.calls):
-        call = {"call_id": call_id, "name": function, "arguments": arguments}
-        output.append({"type": "function_call", "id": f"fc_{name}_{index}", **call, **done})
+        call = as_item(body.get("tools"), call_id, function, arguments)
+        output.append({"id": f"fc_{name}_{index}", **call, **done})
     is_cut = reply.finish_reason == "length"
     usage = usage_of([reply])
     return {
@@ -137,7 +136,7 @@ def response_answer(request: ChatRequest, body: Mapping[str, Any], id_: str, rep
         "model": request.model,
         "output": output,
         "parallel_tool_calls": True,
-        "tool_choice": "auto",
+        "tool_choice": body.get("tool_choice") or "auto",
         **{key: body.get(key) for key in ("instructions", "metadata", "previous_response_id", "temperature", "top_p")},
         "tools": body.get("tools") or [],
         "usage": {
@@ -163,8 +162,16 @@ def response_events(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _item_events(where: Mapping[str, Any], item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     inside = {**where, "item_id": item["id"]}
-    if item["type"] == "function_call":
-        empty: dict[str, Any] = {"arguments": "", "status": "in_progress"}
+    empty: dict[str, Any]
+    middle: list[tuple[str, dict[str, Any]]]
+    if item["type"] == "local_shell_call":
+        empty, middle = {"status": "in_progress"}, []
+    elif item["type"] == "custom_tool_call":
+        empty, middle = {"input": "", "status": "in_progress"}, []
+        middle.append(("custom_tool_call_input.delta", {**inside, "delta": item["input"]}))
+        middle.append(("custom_tool_call_input.done", {**inside, "input": item["input"]}))
+    elif item["type"] == "function_call":
+        empty = {"arguments": "", "status": "in_progress"}
         middle = [("function_call_arguments.delta", {**inside, "delta": item["arguments"]})]
         middle.append(
             ("function_call_arguments.done", {**inside, "name": item["name"], "arguments": item["arguments"]})
@@ -185,10 +192,3 @@ def _item_events(where: Mapping[str, Any], item: Mapping[str, Any]) -> list[tupl
         ("output_item.done", {**where, "item": item}),
     )
     return [begin, *middle, end]
-
-
-def _tool(index: int, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise refused(f"tools[{index}] is {tool!r:.80}; only functions are supported.", "tools")
-    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": function}

@@ -23,14 +23,14 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
 from llm_envs.agents.connections import Strangers, counted
-from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
-from llm_envs.agents.session import PolicySession
+from llm_envs.agents.requests import ChatRequest, RequestError, chat_answer, chat_chunks, read_chat_request
+from llm_envs.agents.session import MODEL, PolicySession
 from llm_envs.chat.context import Codec
 from llm_envs.errors import BridgeError, InvalidConfigError, extra_needed
 from llm_envs.policies.base import Policy
@@ -50,6 +50,7 @@ __all__ = ["Endpoint", "PolicyServer"]
 Log = logging.getLogger(__name__)
 
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_CHILD = "child"
 BODY_S = 60.0
 """Seconds that a client has to send its request."""
 _WAITING, _ACCEPTED_AT_ONCE = 1024, 100
@@ -69,6 +70,11 @@ class Endpoint:
     def anthropic_url(self) -> str:
         """For `ANTHROPIC_BASE_URL`, with the same key: Anthropic's clients add /v1 themselves."""
         return self.base_url.removesuffix("/v1")
+
+    @property
+    def child(self) -> Endpoint:
+        """For an agent's children: in the same session, and not trained on by default."""
+        return Endpoint(f"{self.anthropic_url}/{_CHILD}/v1", self.api_key)
 
 
 class PolicyServer:
@@ -245,13 +251,13 @@ class PolicyServer:
 
     async def models(self, request: Request) -> Response:
         """Answer `GET /v1/models`."""
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "llm-envs"}
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "llm-envs"}
         return _plain({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        asked = read_chat_request(await self._json(request))
-        session = self._session(request)
+        body, session = await self._json(request), self._session(request)
+        asked = _read(request, session, body)
         id_, replies = await self._unless_disconnected(request, session.chat(asked))
         if not asked.stream:
             return _plain(chat_answer(asked, id_, replies, session.codec))
@@ -262,7 +268,7 @@ class PolicyServer:
         """Answer `POST /v1/responses`."""
         body, session = await self._json(request), self._session(request)
         chat = responses.to_chat_body(body, session.conversations)
-        asked = read_chat_request(chat)
+        asked = _read(request, session, chat)
         id_, (reply,) = await self._unless_disconnected(request, session.chat(asked))
         answer = responses.response_answer(asked, body, id_, reply)
         if body.get("store") is not False:
@@ -273,10 +279,17 @@ class PolicyServer:
 
     async def messages(self, request: Request) -> Response:
         """Answer `POST /v1/messages`."""
-        asked = read_chat_request(messages.to_chat_body(await self._json(request)))
-        id_, (reply,) = await self._unless_disconnected(request, self._session(request).chat(asked))
+        body, session = await self._json(request), self._session(request)
+        asked = _read(request, session, messages.to_chat_body(body))
+        id_, (reply,) = await self._unless_disconnected(request, session.chat(asked))
         answer = messages.message_answer(asked, id_, reply)
         return _events(messages.message_events(answer)) if asked.stream else _plain(answer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer `POST /v1/messages/count_tokens`."""
+        body, session = await self._json(request), self._session(request)
+        asked = read_chat_request(messages.to_chat_body(body))
+        return _plain({"input_tokens": session.count_tokens(asked)})
 
     async def end_session(self, request: Request) -> Response:
         """Answer `POST /s/<session>/end`: give the reward, and get the trajectory."""
@@ -374,6 +387,13 @@ class PolicyServer:
             self._running.discard(task)
 
 
+def _read(request: Request, session: PolicySession, body: Any) -> ChatRequest:
+    """Check a request, and find out whether a child asks."""
+    asked = read_chat_request(body)
+    is_child = request.url.path.startswith(f"/s/{request.path_params.get('session')}/{_CHILD}/")
+    return replace(asked, child=_CHILD if is_child else session.child_of(asked.model, request.headers))
+
+
 def _plain(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a response in ASCII, which can hold any text, also a lone surrogate, which UTF-8 cannot."""
     from starlette.responses import Response
@@ -421,12 +441,13 @@ def _app(server: PolicyServer) -> Starlette:
         from starlette.routing import Route
 
     routes = []
-    for prefix in ("", "/s/{session}"):
+    for prefix in ("", "/s/{session}", f"/s/{{session}}/{_CHILD}"):
         routes.append(Route(f"{prefix}/v1/models", _guarded(server, server.models), methods=["GET"]))
         for path, answer in (
             ("chat/completions", server.chat),
             ("responses", server.responses),
             ("messages", server.messages),
+            ("messages/count_tokens", server.count_tokens),
         ):
             routes.append(Route(f"{prefix}/v1/{path}", _guarded(server, answer), methods=["POST"]))
     routes.append(Route("/s/{session}/end", _guarded(server, server.end_session), methods=["POST"]))
@@ -438,7 +459,8 @@ def _app(server: PolicyServer) -> Starlette:
 async def _not_found(request: Request) -> Response:
     what = (
         f"{request.method} {request.url.path} does not exist here. There are POST /v1/chat/completions, "
-        "/v1/responses and /v1/messages and GET /v1/models, also below /s/SESSION, and POST /s/SESSION/end."
+        "/v1/responses, /v1/messages and /v1/messages/count_tokens and GET /v1/models, also below /s/SESSION, and POST "
+        "/s/SESSION/end."
     )
     raise RequestError(404, what, "not_found")
 

@@ -10,6 +10,9 @@
    begins: together they may exceed `max_episode_tokens`.
 4. In a run (`requests_decide=False`) the run decides how the policy samples: a request may only lower the number of
    tokens and add stop strings. An agent that asks for temperature 0, or always for the same seed, could not learn.
+5. Requests of an agent's children (a title, a subagent, a program that it has started) are recorded, and count for the
+   limits; their tokens are context, unless `trains_children`. A child asks at the address of `Endpoint.child`, or, if
+   `marks` are given, for another model than `MODEL`, or with other headers than the agent's first request.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import asyncio
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -31,6 +35,7 @@ from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.episode import policy_kind
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
+from llm_envs.rollout.rows import spans_as_context
 from llm_envs.rollout.token_transcript import History
 from llm_envs.rollout.turn import SampledTurn, TimeIsUp, TurnSampler
 from llm_envs.sources.mixture import derive_seed
@@ -47,7 +52,10 @@ from llm_envs.types import (
     Turn,
 )
 
-__all__ = ["MAX_REFUSALS", "Payment", "PolicySession"]
+__all__ = ["MAX_REFUSALS", "MODEL", "Payment", "PolicySession"]
+
+MODEL = "policy"
+"""The model's name."""
 
 MAX_REFUSALS = 16
 """Requests after a limit was reached until the episode is cut: an agent that only retries would never end."""
@@ -79,6 +87,8 @@ class PolicySession:
         gate: Pauses the policy.
         stats: Counts tokens and seconds.
         requests_decide: Whether a request's temperature, filters and seed count.
+        marks: Names of the headers that tell the agent from its children; None: only the address tells.
+        trains_children: Whether the tokens of children count as the policy's.
 
     Raises:
         InvalidConfigError: If the policy takes no token ids.
@@ -94,6 +104,8 @@ class PolicySession:
     gate: PauseGate | None = None
     stats: CollectorStats = field(default_factory=CollectorStats)
     requests_decide: bool = False
+    marks: tuple[str, ...] | None = None
+    trains_children: bool = False
     record: EpisodeRecord = field(init=False)
     payments: list[Payment] = field(init=False, default_factory=list)
     failure: RolloutError | None = field(init=False, default=None)
@@ -115,11 +127,14 @@ class PolicySession:
     is_closed: bool = field(init=False, default=False)
     overridden: set[str] = field(init=False, default_factory=set)
     """Sampling parameters that requests named and the run decided."""
+    not_applied: dict[str, Any] = field(init=False, default_factory=dict)
+    """Parameters that requests named and that change nothing, with the last value."""
     n_active: int = field(init=False, default=0)
     last_active_s: float = field(init=False, default=0.0)
     """Time of the clock when the last request ended."""
     policy_s: float = field(init=False, default=0.0)
     sampler: TurnSampler = field(init=False)
+    _agent: dict[str, str] | None = field(init=False, default=None)
     _n_refused: int = field(init=False, default=0)
     _n_pending: int = field(init=False, default=0)
     _tasks: set[asyncio.Task[ReturnedReply]] = field(init=False, default_factory=set)
@@ -151,6 +166,10 @@ class PolicySession:
         """
         if self.is_closed or self.is_over.is_set():
             raise RequestError(403, "the session is over: it answers no further request.", "session_over")
+        if self.requests_decide and "chat_template_kwargs" in request.noted:
+            what = "chat_template_kwargs is not supported here: give the codec template_kwargs, and leave it out."
+            raise RequestError(400, what, "unsupported_or_invalid", "chat_template_kwargs")
+        self.not_applied |= request.noted
         self.n_active += 1
         turns: list[RecordedTurn] = []
         try:
@@ -173,6 +192,27 @@ class PolicySession:
         if not self.is_closed:
             self.limit = None  # an agent that shortened its history continues
         return f"chatcmpl-{self.spec.group_id}-{turns[0].number}", replies
+
+    def child_of(self, model: str, headers: Mapping[str, str]) -> str:
+        """Return the sign of a child; empty for the agent itself."""
+        if self.marks is None:
+            return ""
+        if model != MODEL:
+            return f"model {model}"
+        asks = {name: headers.get(name, "") for name in self.marks}
+        self._agent = self._agent or asks
+        return next((f"{name} {value}" for name, value in asks.items() if value != self._agent[name]), "")
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt, encoded as a new conversation. Leaves no turn.
+
+        Raises:
+            RequestError: If its messages cannot be encoded.
+        """
+        try:
+            return len(self.record.encode(request))
+        except (InvalidConfigError, ModelError) as error:
+            raise RequestError(400, str(error), "invalid_messages", "messages") from error
 
     def close(self) -> None:
         """Answer no further request, and cancel those that are running. Harmless when repeated."""
@@ -204,6 +244,12 @@ class PolicySession:
                 turns.append(self._turn(recorded, *places[recorded]))
             elif message.role == "assistant":
                 turns.append(Turn(0.0, {}))  # written by another: context, as in `converse`
+        rows = self.record.rows(self.final, self._most_tokens)
+        children = Counter(turn.child for turn in self.record.turns if turn.child)
+        if children and not self.trains_children:
+            spans = {place for turn, place in places.items() if turn.child}
+            shown, turns = spans_as_context(rows, turns, spans)
+            rows = tuple(shown)
         names = {name: 0.0 for payment in self.payments for name in payment.components}
         turns = [replace(turn, components={**names, **turn.components}) for turn in turns]
         if not self.record.turns and error is None:
@@ -215,6 +261,8 @@ class PolicySession:
             "unscored_because": unscored_because,
             "row_reasons": why_rows if len(why_rows) > 1 else None,
             "overridden": sorted(self.overridden) or None,
+            "not_applied": self.not_applied or None,
+            "children": dict(children) or None,
             "limit": None if self.limit is None or self.ended else f"{self.limit[0].value}: {self.limit[1]}",
         }
         terminated = stop_reason is StopReason.TERMINATED
@@ -226,7 +274,7 @@ class PolicySession:
             member=self.spec.member,
             messages=(*messages, *self.final),
             tools=tuple({canonical_arguments(t): t for turn in self.record.turns for t in turn.tool_schemas}.values()),
-            rows=self.record.rows(self.final, self._most_tokens),
+            rows=rows,
             turns=tuple(turns),
             terminated=terminated,
             truncated=not terminated and error is None,

@@ -10,10 +10,12 @@ from typing import Any
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import observed_messages, render_reply
 from llm_envs.errors import InvalidConfigError, JudgeError, ResetNeededError
+from llm_envs.parsers import format_answer
 from llm_envs.rollout.chat_logs import read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
 from llm_envs.rollout.workers.runner import Env, check_reset, check_step, close_env, env_attribute
 from llm_envs.rollout.workers.wire import error_text
+from llm_envs.shell import Shell, ShellTools
 from llm_envs.types import Message, RolloutError, StopReason, ToolResult
 
 __all__ = ["EnvTask", "TaskState", "as_rollout_error"]
@@ -130,6 +132,27 @@ class EnvTask:
         """Of calls that the environment has run: what `call` has not returned yet, by id."""
         self._answered: list[str] = []
         """Ids of the calls whose results it has returned."""
+
+    @property
+    def shell(self) -> Shell:
+        """The shell of the environment's `ShellTools`, for an agent that works in files.
+
+        Raises:
+            InvalidConfigError: If it has none.
+        """
+        toolbox = None if self._env is None else env_attribute(self._env, "toolbox", None)
+        for tools in () if toolbox is None else toolbox.toolsets:
+            if isinstance(tools, ShellTools):
+                return tools.shell
+        error = InvalidConfigError("the environment has no ShellTools, in whose folder the agent could work.")
+        self._fail(error, "agent")
+        raise error
+
+    def answer(self, text: str) -> str:
+        """Return an answer in the environment's form."""
+        assert self._env is not None
+        written: str = env_attribute(self._env, "write_answer", format_answer)(text)
+        return written
 
     def reset(self) -> None:
         """Make the environment and begin its episode."""

@@ -20,6 +20,7 @@ GENERATORS = [
     "docs/file_map.py",
     "docs/settings_table.py",
     "docs/shell_table.py",
+    "docs/agents_table.py",
 ]
 
 NOT_RUN_HERE = {

@@ -87,6 +87,19 @@ class TestThroughTheCollector:
         (t,) = play(agent(asks, reward_fn=reward, success_at=0.5))
         assert (t.reward, dict(t.components), t.is_success) == (0.5, {"right": 1.0, "long": -0.5}, True)
 
+    @pytest.mark.parametrize(("trains", "spans"), [(False, [2, 0]), (True, [2, 1])])
+    def test_children_are_recorded_and_trained_only_if_asked(self, trains: bool, spans: list[int]) -> None:
+        def asks(task: dict[str, Any], client: Client) -> str:
+            messages: list[Any] = [{"role": "user", "content": task["question"]}]
+            first = client.ask(messages)
+            Client(client.endpoint.child).ask([{"role": "user", "content": "A title?"}])
+            return str(client.ask([*messages, first, {"role": "user", "content": "Sure?"}])["content"])
+
+        (t,) = play(agent(asks, trains_children=trains))
+        assert [len(row.spans) for row in t.rows] == spans
+        assert t.metadata["children"] == {"child": 1}
+        assert "A title?" in [message.content for message in t.messages]
+
     def test_a_run_is_stored_and_resumed(self, tmp_path: Any) -> None:
         settings: dict[str, Any] = {"codec": CODEC, "group_size": 2, "out": tmp_path / "run", "max_retries": 0}
         collect_run(agent(answers), digits(), n_groups=2, **settings)
@@ -495,7 +508,7 @@ class TestCommands:
 
 class TestSettings:
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(InvalidConfigError, match="the agent is 'node agent"):
+        with pytest.raises(InvalidConfigError, match="the agent 'node agent"):
             AgentEnv("node agent.js", TASKS, rewarded)
         with pytest.raises(InvalidConfigError, match="needs reward_fn"):
             AgentEnv(answers, TASKS)

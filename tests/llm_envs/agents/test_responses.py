@@ -172,12 +172,11 @@ class TestResponses:
             ({"input": []}, "messages is"),
             ({"input": [{"type": "item_reference", "id": "x"}]}, r"input[0] is of type 'item_reference'"),
             ({"input": ["x"]}, "input[0] is of type 'str'"),
-            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0] is"),
+            ({"input": "x", "tools": [{"type": "web_search"}]}, 'tools[0] is {"type": "web_search"}'),
             ({"input": "x", "previous_response_id": "resp_0"}, "no response of this session"),
             ({"input": "x", "background": True}, "'background'"),
             ({"input": "x", "conversation": "c"}, "'conversation'"),
-            ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "'text'"),
-            ({"input": "x", "reasoning": {"effort": "high"}}, "reasoning_effort"),
+            ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "response_format"),
             ({"input": "x", "tool_choice": "required"}, "tool_choice"),
             ({"input": "x", "max_output_tokens": 0}, "max_tokens is 0"),
         ]
@@ -194,6 +193,15 @@ class TestResponses:
 
 
 class TestMessages:
+    def test_tokens_are_counted_without_a_turn(self) -> None:
+        async def play(ask: Ask) -> None:
+            body = {"messages": [{"role": "user", "content": "Hi."}], "tools": MESSAGE_TOOLS}
+            counted = (await ask("messages/count_tokens", body)).json()
+            asked = (await ask("messages", body | {"max_tokens": 8})).json()
+            assert counted == {"input_tokens": asked["usage"]["input_tokens"]}
+
+        assert len(serve(play).turns) == 1
+
     def test_a_loop_with_a_tool_leaves_the_row_of_the_chat(self) -> None:
         async def play(ask: Ask) -> None:
             system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]

@@ -369,7 +369,7 @@ class TestErrors:
             ({"messages": [ASK], "temperatur": 1}, 400, "Did you mean temperature?"),
             ({"messages": [ASK], "response_format": {"type": "json_object"}}, 400, "response_format"),
             ({"messages": [ASK], "tool_choice": "required"}, 400, 'tool_choice="required" is not supported'),
-            ({"messages": [ASK], "parallel_tool_calls": False}, 400, "parallel_tool_calls=false is not supported"),
+            ({"messages": [ASK], "chat_template_kwargs": {"a": 1}}, 400, "chat_template_kwargs is not supported"),
             ({"messages": [ASK], "top_logprobs": 3}, 400, "top_logprobs=3 is not supported"),
             ({"messages": [ASK], "temperature": -1}, 400, "temperature is -1; it must be at least 0"),
             ({"messages": [ASK], "temperature": "hot"}, 400, "temperature is 'hot'; it must be a number"),
@@ -396,6 +396,22 @@ class TestErrors:
             await caller.ask([ASK], user="me", store=False, metadata={"a": "b"}, top_p=None, tools=None, **neutral)
 
         played(play)
+
+    def test_without_tools_none_is_offered(self) -> None:
+        async def play(caller: Caller) -> None:
+            first = await caller.ask([ASK], tools=TOOLS)
+            more = [ASK, first, result(first)]
+            await caller.ask(more, tools=TOOLS, tool_choice="none")
+
+        trajectory = played(play)
+        assert reasons(trajectory) == ["the first request", "other tools than in turn 0"]
+
+    def test_a_manner_of_answering_is_recorded(self) -> None:
+        async def play(caller: Caller) -> None:
+            await caller.ask([ASK], reasoning_effort="high", parallel_tool_calls=False, verbosity="low")
+
+        asked = {"reasoning_effort": "high", "parallel_tool_calls": False, "verbosity": "low"}
+        assert played(play).metadata["not_applied"] == asked
 
     def test_token_sessions_and_places(self) -> None:
         async def play(caller: Caller) -> None:
