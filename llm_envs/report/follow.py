@@ -130,7 +130,8 @@ class EpisodeTail:
             return None
         with file:
             status = os.fstat(file.fileno())
-            if status.st_size < self._offset or self._inode not in (-1, status.st_ino):
+            is_same = self._inode in (-1, status.st_ino) or self._offset == 0  # an empty log goes when its writer ends
+            if status.st_size < self._offset or not is_same:
                 raise Restarted(str(part.path))
             self._inode = status.st_ino
             file.seek(self._offset)

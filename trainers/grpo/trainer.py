@@ -154,9 +154,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        settings = rewards if isinstance(rewards, RewardSettings) else RewardSettings(reward_fns=rewards)
-        rewards = settings.limited(function_limit(args))
-        self._reward_settings = rewards_from_trl(args, rewards)
+        given = rewards if isinstance(rewards, RewardSettings) else RewardSettings(reward_fns=rewards)
+        self._reward_settings = rewards_from_trl(args, given.limited(function_limit(args)))
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
@@ -178,7 +177,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._guarded = args.logps_tolerance is None
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
-        self._check_parts()
         self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
         self._policy = self._start_vllm() if args.use_vllm else trainer_policy(self)
@@ -474,6 +472,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         copy_single_heads()
         check_scorable(self.accelerator.unwrap_model(self.model))
         check_positions(self.accelerator.unwrap_model(self.model))
+        self._check_parts()
         # TRL copied the changed value from `args`.
         self.beta = self.algorithms.coefficient
         self.add_callback(StepEnd(self._end_step))

@@ -18,6 +18,20 @@ def seeds(tail: EpisodeTail, limit: int = 100) -> list[int]:
     return [trajectory.seed for _, trajectory in tail.read(limit)]
 
 
+def test_an_empty_log_may_make_room_for_another(tmp_path: Path) -> None:
+    """A writer that ends removes its empty log, and the next one may begin a log of the same name."""
+    tail = EpisodeTail(tmp_path / "run")
+    with TrajectoryWriter(tmp_path / "run") as writer:
+        writer.write(make_episode(1))
+        assert seeds(tail) == [1]
+        writer.compact()
+        (tmp_path / "run" / "log-00001.jsonl").touch()
+        assert seeds(tail) == []
+        (tmp_path / "run" / "log-00001.jsonl").rename(tmp_path / "kept")  # so that its inode is not used again
+        (tmp_path / "run" / "log-00001.jsonl").write_text(make_episode(2).to_json() + "\n")
+        assert seeds(tail) == [2]
+
+
 def test_each_episode_is_read_once_through_logs_and_shards(tmp_path: Path) -> None:
     with TrajectoryWriter(tmp_path / "run") as writer:
         tail = EpisodeTail(tmp_path / "run")

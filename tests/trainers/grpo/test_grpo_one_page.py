@@ -14,7 +14,8 @@ FILES = ("grpo/trainer.py", "episodes/batches.py", "episodes/advantages.py", "fu
 """The files that a reader opens who wants to know how GRPO works here."""
 NOT_READ = {
     "functional/masking.py::trim_padding": "cuts columns that are padding in every row, and changes nothing else",
-    "grpo/base.py::EpisodeTrainer.compute_loss": "splits micro-batches that forks made too large; passes others on",
+    "grpo/base.py::EpisodeTrainer.compute_loss": "splits micro-batches of too many rows or tokens; passes others on",
+    "grpo/base.py::EpisodeTrainer._parts": "tells into which parts",
     "grpo/base.py::EpisodeTrainer._guard": "compares the sampler with the trained model on the first batch, and raises",
     "episodes/guard.py::sampling_gaps": "the comparison itself",
     "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
