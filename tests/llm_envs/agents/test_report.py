@@ -81,7 +81,7 @@ def test_doctor_shows_requests_rows_and_reasons(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("OTHER", "it is a int; it must be an AgentEnv"), ("NOTHING", "it is nothing; it must be an AgentEnv")],
+    [("OTHER", "OTHER is of type int; it must be an AgentEnv"), ("NOTHING", "has no NOTHING")],
 )
 def test_doctor_refuses_what_is_no_agent(
     model: Path, agent_file: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
