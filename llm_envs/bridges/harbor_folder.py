@@ -46,7 +46,7 @@ class HarborTask:
     @property
     def test_command(self) -> str:
         """The command that runs the tests."""
-        return "python3 -m pytest -q -p no:cacheprovider /tests" if self.is_pytest else "bash /tests/test.sh"
+        return "pytest -q -p no:cacheprovider /tests" if self.is_pytest else "bash /tests/test.sh"
 
     def environment(self) -> bytes:
         """Return an archive of the environment's files, to be unpacked in the home of a shell."""

@@ -18,7 +18,21 @@ _OURS: dict[str, Isolation] = {"namespaces": "namespaces", "bubblewrap": "bubble
 RUNTIMES = (*_OURS, *CLIENTS)
 """Names of runtimes; see the guide for what each isolates."""
 _TAKEN = (f"{HOME}/", "/tmp/", "/dev/", "/proc/")
-_SYSTEM_PLACES = (HOME, *SYSTEM, *"/tmp /dev /proc /etc /var /run /root /home /opt /mnt /srv".split())
+_SYSTEM_PLACES = {
+    HOME,
+    *SYSTEM,
+    "/tmp",
+    "/dev",
+    "/proc",
+    "/etc",
+    "/var",
+    "/run",
+    "/root",
+    "/home",
+    "/opt",
+    "/mnt",
+    "/srv",
+}
 
 
 def open_shell(
