@@ -61,7 +61,9 @@ def read_folder(folder: Path) -> tuple[dict[str, HarborTask], dict[str, str]]:
         InvalidConfigError: If it is not a folder.
     """
     if not folder.is_dir():
-        raise InvalidConfigError(f"{str(folder)!r} is no folder; it must have a folder for each of Harbor's tasks.")
+        raise InvalidConfigError(
+            f"{str(folder)!r} was given; it must be a folder that has a folder for each of Harbor's tasks."
+        )
     tasks, refused = dict[str, HarborTask](), dict[str, str]()
     for root in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         try:

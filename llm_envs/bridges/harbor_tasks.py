@@ -58,7 +58,7 @@ class HarborVerdict:
     """From -1 to 1."""
     is_success: bool
     reason: str
-    """For a person: the end of the tests' output, or why there is no reward."""
+    """For a person: the end of the tests' output, or why the reward is missing."""
 
 
 def from_tasks_folder(folder: str | Path, *, max_turns: int | None = None, runtime: str = "namespaces") -> HarborEnv:
@@ -121,7 +121,7 @@ class HarborEnv(ToolEnv):
 
     ## Reward
     `reward` (weight 1): what the task's tests write to `/logs/verifier/reward.json` (its "reward", or its only value)
-    or `reward.txt`, from -1 to 1; 0 without one. A task with only a pytest file pays 1 if pytest succeeds. It is a
+    or `reward.txt`, from -1 to 1; 0 without one. With only a pytest file it is 1 if pytest succeeds. It is a
     success if "success" of `reward.json`, else the reward, is 1. `malformed` (weight -0.1): 1 for a reply that is
     neither a call nor an answer, is broken, or has another answer than "done".
 
@@ -253,7 +253,9 @@ def verify(task: HarborTask, agent: Shell, *, runtime: str = "namespaces") -> Ha
     try:
         unpack(shell, left)
         unpack(shell, pack({"tests": task.root / "tests"}))
-        if not bound(_OURS):  # a checkout below /tmp, which the shell hides
+        if (task.root / "tests" / "Dockerfile").is_file() and not bound(
+            _OURS
+        ):  # a checkout below /tmp, which the shell hides
             unpack(shell, pack({"site/llm_envs": _OURS / "llm_envs"}, follows_links=True))
         ours, bin_folder = f"{HOME}/site:{_OURS}", f"{sys.prefix}/bin"
         variables = f"PYTHONPATH={shlex.quote(ours)} PYTHONDONTWRITEBYTECODE=1 PATH={shlex.quote(bin_folder)}:$PATH"

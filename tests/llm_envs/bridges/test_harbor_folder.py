@@ -85,5 +85,5 @@ def test_copies_are_laid_out_as_docker_does(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="none' is no folder"):
+    with pytest.raises(InvalidConfigError, match="none' was given"):
         read_folder(tmp_path / "none")

@@ -67,7 +67,7 @@ def bash(env: HarborEnv, command: str) -> str:
 
 
 def play(folder: Path, made: list[HarborEnv], command: str) -> tuple[float, bool]:
-    """Return the reward and the success of an agent that runs a command and says that it is done."""
+    """Return the reward and the success of an agent that runs a command and reports the end."""
     env = from_tasks_folder(folder)
     made.append(env)
     env.reset(seed=0)
@@ -81,7 +81,7 @@ def test_a_task_written_by_hand(folder: Path, made: list[HarborEnv]) -> None:
     env = from_tasks_folder(folder)
     made.append(env)
     assert env.reset(seed=0)[0] == "Write the sum of the numbers in /app/data/numbers.txt to /app/sum.txt."
-    assert bash(env, "pwd; cat data/numbers.txt; ls /tests /solution /logs 2>&1 | grep -c 'No such'") == (
+    assert bash(env, "pwd; cat data/numbers.txt; ls /tests/ /solution/ /logs/ 2>&1 | grep -c 'No such'") == (
         "/app\n10\n20\n30\n3"
     )
     env.step(env.oracle())
