@@ -67,6 +67,7 @@ _TEST = """\
 app="${APP:-/app}" logs="${LOGS:-/logs/verifier}" here="$(cd "$(dirname "$0")" && pwd)"
 mkdir -p "$logs"
 rm -f "$logs/reward.txt" "$logs/reward.json"
+cd "$here"  # a folder llm_envs in the agent's folder must not be imported
 python3 -m llm_envs.bridges.harbor "$here/episode.json" "$app" "$logs/reward.json"
 """
 _SOLVE = """\

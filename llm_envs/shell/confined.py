@@ -31,7 +31,7 @@ from llm_envs.shell.base import HOME, ShellLimits
 from llm_envs.shell.relay import Relay
 from llm_envs.shell.runtime import Program, close_quietly
 
-__all__ = ["FIRST_UID", "HOLDS", "INSIDE", "KERNEL", "PULSE_S", "SUPERVISOR", "ConfinedRuntime", "Isolation"]
+__all__ = ["FIRST_UID", "HOLDS", "INSIDE", "KERNEL", "PULSE_S", "SUPERVISOR", "SYSTEM", "ConfinedRuntime", "Isolation"]
 
 Isolation = Literal["namespaces", "bubblewrap", "process", "container"]
 
@@ -42,7 +42,7 @@ PULSE_S = 1.0
 _END_S = 10.0
 """Longest time for the supervisor to end, before it is killed."""
 _CPU_S = 24 * 3_600
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 FIRST_UID = 61_184
 """As in the CPython sandbox: of users that nothing else runs as."""
 
@@ -91,6 +91,7 @@ class ConfinedRuntime:
         limits: Of the shell.
         endpoint: Host and port that programs reach at 127.0.0.1 and the same port; None: nothing.
         folders: Folders of the host that are visible at the same place, read-only.
+        writable: Names directly below / that lead to folders of the home.
     """
 
     _seen: int
@@ -102,12 +103,13 @@ class ConfinedRuntime:
         limits: ShellLimits,
         endpoint: tuple[str, int] | None,
         folders: Sequence[str],
+        writable: Sequence[str] = (),
     ) -> None:
         self.isolation, self.limits = isolation, limits
         self.holds: Mapping[str, str] = HOLDS[isolation]
         self.home = HOME
         self.folders: tuple[str, ...] = (HOME, "/tmp", "/dev/shm")
-        self._endpoint = endpoint
+        self._endpoint, self._writable = endpoint, writable
         self._python = os.path.realpath(sys.executable)
         if isolation == "bubblewrap" and os.geteuid() == 0 and not _is_open_to_all(self._python):
             self._python = "/usr/bin/python3"  # bwrap runs as another user then
@@ -213,6 +215,7 @@ class ConfinedRuntime:
             "kernel": f"{INSIDE}/{KERNEL.name}" if self.isolation in ("bubblewrap", "container") else str(KERNEL),
             "home": self.home,
             "folders": self._visible,
+            "writable": list(self._writable),
             "port": self._endpoint[1] if self._endpoint and self.isolation != "process" else 0,
             "filter": base64.b64encode(seccomp.build_shell_filter(platform.machine()) or b"").decode(),
             "cpu_s": _CPU_S,
@@ -263,13 +266,15 @@ class ConfinedRuntime:
             raise FileNotFoundError("bwrap was not found: install bubblewrap, or take runtime='namespaces'")
         given = [bwrap, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
         given += ["--as-pid-1", "--new-session", "--die-with-parent"]
-        for folder in _SYSTEM:
+        for folder in SYSTEM:
             if os.path.islink(folder):
                 given += ["--symlink", os.readlink(folder), folder]
             elif os.path.isdir(folder):
                 given += ["--ro-bind", folder, folder]
         for folder in self._visible:
             given += ["--ro-bind", os.path.realpath(folder), folder]
+        for name in self._writable:
+            given += ["--symlink", HOME + name, name]
         size = str(self.limits.disk_bytes)
         given += ["--proc", "/proc", "--dev", "/dev"]
         for folder in ("/dev/shm", HOME, "/tmp"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.shell.base import HOME, Shell, ShellLimits
-from llm_envs.shell.confined import ConfinedRuntime, Isolation
+from llm_envs.shell.confined import SYSTEM, ConfinedRuntime, Isolation
 from llm_envs.shell.container import CLIENTS, ContainerRuntime
 from llm_envs.shell.runtime import Runtime
 from llm_envs.shell.session import ShellSession
@@ -17,6 +18,21 @@ _OURS: dict[str, Isolation] = {"namespaces": "namespaces", "bubblewrap": "bubble
 RUNTIMES = (*_OURS, *CLIENTS)
 """Names of runtimes; see the guide for what each isolates."""
 _TAKEN = (f"{HOME}/", "/tmp/", "/dev/", "/proc/")
+_SYSTEM_PLACES = {
+    HOME,
+    *SYSTEM,
+    "/tmp",
+    "/dev",
+    "/proc",
+    "/etc",
+    "/var",
+    "/run",
+    "/root",
+    "/home",
+    "/opt",
+    "/mnt",
+    "/srv",
+}
 
 
 def open_shell(
@@ -27,6 +43,7 @@ def open_shell(
     seed: int = 0,
     endpoint: tuple[str, int] | None = None,
     folders: Sequence[str] = (),
+    writable: Sequence[str] = (),
 ) -> Shell:
     """Return a shell, which starts with its first call. Close it after use.
 
@@ -37,6 +54,8 @@ def open_shell(
         seed: Of `RANDOM` and Python's hashes.
         endpoint: Host and port that programs reach at 127.0.0.1 and this port; by default they reach nothing.
         folders: Absolute paths of folders of the host that are visible at the same place, read-only.
+        writable: Names such as "/app": links to "/workspace/app", for programs that name such a place. For
+            "namespaces" and "bubblewrap".
 
     Raises:
         InvalidConfigError: If an argument is out of its range.
@@ -58,10 +77,18 @@ def open_shell(
         raise InvalidConfigError(f"folders has {relative[0]!r}; each must be an absolute path.")
     if hidden := [folder for folder in folders if f"{folder}/".startswith(_TAKEN)]:
         raise InvalidConfigError(f"folders has {hidden[0]!r}; a shell has its own {', '.join(_TAKEN)}, which hide it.")
+    if writable and runtime not in ("namespaces", "bubblewrap"):
+        raise InvalidConfigError(
+            f"writable is {writable!r} with runtime={runtime!r}; only namespaces and bubblewrap can."
+        )
+    if wrong := [path for path in writable if not re.fullmatch(r"/\w+", path) or path in _SYSTEM_PLACES]:
+        raise InvalidConfigError(
+            f"writable has {wrong[0]!r}; each must be a new name directly below /, such as '/app'."
+        )
     given = limits or ShellLimits()
     made: Runtime
     if image is None:
-        made = ConfinedRuntime(_OURS[str(runtime)], given, endpoint, folders)
+        made = ConfinedRuntime(_OURS[str(runtime)], given, endpoint, folders, writable)
     else:
         template = CLIENTS[runtime] if isinstance(runtime, str) else tuple(runtime)
         made = ContainerRuntime(template, image, given, endpoint, folders)

@@ -122,6 +122,8 @@ def change_root(config: dict[str, Any]) -> None:
     kernel.check(kernel.libc.umount2(f"{stage}/run".encode(), kernel.DETACH), "unmount /run")
     os.makedirs(f"{stage}/var")
     os.symlink("/tmp", f"{stage}/var/tmp")
+    for name in config["writable"]:
+        os.symlink(HOME + name, stage + name)
     os.makedirs(f"{stage}/proc")
     kernel.mount("proc", f"{stage}/proc", "proc", safe | 8)
     kernel.mount("none", stage, None, kernel.REMOUNT | kernel.BIND | kernel.READ_ONLY | safe)

@@ -33,6 +33,7 @@ class ShellTools(Toolset):
         limits: See `open_shell`; the tools' descriptions state them.
         endpoint: See `open_shell`.
         folders: See `open_shell`.
+        writable: See `open_shell`.
     """
 
     blocking = True
@@ -45,6 +46,7 @@ class ShellTools(Toolset):
         limits: ShellLimits | None = None,
         endpoint: tuple[str, int] | None = None,
         folders: Sequence[str] = (),
+        writable: Sequence[str] = (),
     ) -> None:
         self.limits = limits or ShellLimits()
         self._arguments: dict[str, Any] = {
@@ -52,6 +54,7 @@ class ShellTools(Toolset):
             "image": image,
             "endpoint": endpoint,
             "folders": tuple(folders),
+            "writable": tuple(writable),
         }
         self._seed = 0
         self._shell: Shell | None = None
