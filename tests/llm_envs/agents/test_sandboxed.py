@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from shells import skip_where_there_is_none
 
 from llm_envs.agents import AgentEnv, Endpoint, EnvTask, SandboxedAgent, check_passed
 from llm_envs.agents.job import AgentError
@@ -72,7 +73,7 @@ def needs_a_sandbox() -> None:
     try:
         shell.start()
     except SandboxError as error:
-        pytest.skip(str(error))
+        skip_where_there_is_none(error)
     finally:
         shell.close()
 
