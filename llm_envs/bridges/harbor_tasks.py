@@ -281,7 +281,7 @@ def _reward(shell: Shell, said: str) -> HarborVerdict:
             found = json.loads(text)
         except ValueError:
             found = None
-        values = found if isinstance(found, dict) else {"reward": found}
+        values: dict[str, Any] = found if isinstance(found, dict) else {"reward": found}
         reward: Any = values.get("reward", next(iter(values.values())) if len(values) == 1 else None)
         success = values.get("success", reward)
         if not (is_number(reward) and is_number(success) and -1 <= reward <= 1):
@@ -311,4 +311,4 @@ def _left(agent: Shell) -> bytes:
 
 
 if HARBOR_ID not in gym.registry:
-    gym.register(HARBOR_ID, entry_point=f"{__name__}:HarborEnv")
+    gym.register(HARBOR_ID, entry_point="llm_envs.bridges.harbor_tasks:HarborEnv")

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from shells import make_shell
+from shells import RUNTIMES, make_shell
 
 import llm_envs
 from llm_envs.errors import InvalidActionError, InvalidConfigError, SandboxError
@@ -167,6 +167,19 @@ def test_a_closed_shell_refuses():
     shell.close()
     with pytest.raises(SandboxError, match="closed"):
         shell.run("true")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES[:2])
+def test_a_writable_name_leads_into_the_home(runtime):
+    with make_shell(runtime, writable=["/app"]) as shell:
+        assert (
+            shell.run("mkdir /workspace/app; cd /app; echo a > /app/b; pwd; cat /workspace/app/b").output == "/app\na"
+        )
+        shell.restore(shell.empty)
+        assert shell.run("cat /app/b").exit_code == 1
+    for arguments in ({"writable": ["/usr"]}, {"writable": ["/a/b"]}, {"writable": ["/app"], "runtime": "process"}):
+        with pytest.raises(InvalidConfigError, match="writable"):
+            open_shell(**arguments)
 
 
 @pytest.mark.parametrize(
