@@ -270,7 +270,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_VERIFIERS) examples/agents/node_modules examples/agents/python_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_VERIFIERS) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -300,8 +300,8 @@ $(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json 
 	echo "import site; site.addsitedir('$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> $$($(VENV_AGENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm.pth
 	$(VENV_AGENTS)/bin/pip install -q --no-compile --no-deps -r constraints-agents.txt
-	rm -rf examples/agents/python_modules
-	$(VENV_AGENTS)/bin/pip install -q --no-deps --target examples/agents/python_modules -r examples/agents/mini-swe-agent.txt
+	rm -rf build/agents
+	$(VENV_AGENTS)/bin/pip install -q --no-deps --target build/agents -r examples/agents/mini-swe-agent.txt
 	if command -v npm >/dev/null; then npm ci --prefix examples/agents --no-audit --no-fund; fi
 	@touch $@
 

@@ -116,7 +116,9 @@ def run(arguments: argparse.Namespace) -> None:
     failures = [episode.error for episode in episodes if episode.error is not None]
     if failures:
         first = f"{failures[0].kind} in {failures[0].where}: {failures[0].message}"
-        raise LLMEnvsError(f"{len(failures)} of {len(episodes)} episodes failed; the first by {first}")
+        is_oracle = failures[0].where == "policy" and arguments.policy == "oracle"
+        hint = " To play without an oracle, give --policy human or random, or a --model." if is_oracle else ""
+        raise LLMEnvsError(f"{len(failures)} of {len(episodes)} episodes failed; the first by {first}{hint}")
 
 
 def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:

@@ -44,7 +44,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "agents"
 INSTALLED = {
     "codex": "node_modules/.bin/codex",
     "claude-code": "node_modules/.bin/claude",
-    "mini-swe-agent": "python_modules/bin/mini",
+    "mini-swe-agent": "../../build/agents/bin/mini",
 }
 BROKEN = "def total(numbers):\n    return sum(numbers[1:])\n"
 TEST = """\

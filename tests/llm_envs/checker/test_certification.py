@@ -233,6 +233,29 @@ def test_what_an_environment_writes_never_becomes_markup(tmp_path: Path) -> None
 # The command.
 
 
+def test_all_levels_are_examined_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "certify",
+        "llm/GuessNumber-v0",
+        "--all-levels",
+        "--check",
+        "splits",
+        "-n",
+        "4",
+        "--n-problems",
+        "4",
+        "--json",
+    ]
+    assert main(given) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["examined"]["levels"] == ["easy", "medium", "hard"]
+    (check,) = [check for check in found["checks"] if check["status"] == "passed"]
+    levels = [finding["clause"].partition(" [")[2] for finding in check["findings"]]
+    assert {level.rstrip("]") for level in levels} == {"easy", "medium", "hard"}
+    assert main(["certify", "planted_defects:Sum", "--all-levels"]) == 2
+    assert "leave out --all-levels" in capsys.readouterr().err
+
+
 def test_the_exit_codes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "planted_defects:Sum", "-n", "12", "--out", str(tmp_path)]) == 0
     assert "ok   oracle: oracle_earns_the_maximum: 100% of 12 episodes" in capsys.readouterr().out

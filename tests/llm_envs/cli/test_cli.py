@@ -112,6 +112,14 @@ def test_play_shows_the_conversation_and_its_rewards(capsys: pytest.CaptureFixtu
     assert shown.splitlines()[-1].startswith("llm/Calculator-v0: success 100.0% (")
 
 
+def test_where_there_is_no_oracle_play_tells_who_can_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    assert main(["play", f"{tmp_path}/says.py:Says"]) == 1
+    printed = capsys.readouterr().err
+    assert "Says has no oracle" in printed and "--policy human or random" in printed
+    assert main(["play", f"{tmp_path}/says.py:Says", "--policy", "random"]) == 0
+
+
 def test_a_model_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     from tiny_folders import save_tiny
