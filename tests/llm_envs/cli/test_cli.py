@@ -112,14 +112,6 @@ def test_play_shows_the_conversation_and_its_rewards(capsys: pytest.CaptureFixtu
     assert shown.splitlines()[-1].startswith("llm/Calculator-v0: success 100.0% (")
 
 
-def test_where_there_is_no_oracle_play_tells_who_can_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "says.py").write_text(SAYS)
-    assert main(["play", f"{tmp_path}/says.py:Says"]) == 1
-    printed = capsys.readouterr().err
-    assert "Says has no oracle" in printed and "--policy human or random" in printed
-    assert main(["play", f"{tmp_path}/says.py:Says", "--policy", "random"]) == 0
-
-
 def test_a_model_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     from tiny_folders import save_tiny
@@ -254,9 +246,13 @@ def test_a_task_by_its_bare_name_is_told_its_id(name: str, meant: str, capsys: p
 
 def test_a_person_sees_what_the_task_said_last(tmp_path: Path) -> None:
     (tmp_path / "says.py").write_text(SAYS)
-    done = command("play", "says:test/Says-v0", "--policy", "human", cwd=tmp_path, stdin="7\n", path=tmp_path)
+    play = ("play", "says:test/Says-v0")
+    done = command(*play, "--policy", "human", cwd=tmp_path, stdin="7\n", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "It was 7.\n[terminated, success=True, reward 1]" in done.stdout
+    done = command(*play, cwd=tmp_path, path=tmp_path)
+    assert done.returncode == 1
+    assert "has no oracle" in done.stderr and "--policy human or random" in done.stderr
 
 
 @pytest.mark.parametrize(
