@@ -62,7 +62,8 @@ def files() -> list[Path]:
     found = [ROOT / name for name in PAGES]
     for folder in FOLDERS:
         found += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md")]
-    return [path for path in found if not str(path.relative_to(ROOT)).startswith(EXEMPT)]
+    ours = [path for path in found if "node_modules" not in path.parts]
+    return [path for path in ours if not str(path.relative_to(ROOT)).startswith(EXEMPT)]
 
 
 def prose(path: Path) -> str:
