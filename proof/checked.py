@@ -24,7 +24,7 @@ from pathlib import Path
 
 import llm_envs
 from llm_envs.checker import QUICK, THOROUGH, check_task
-from llm_envs.checker.catalogue import describe
+from llm_envs.checker.catalogue import describe, family_of
 from llm_envs.errors import MissingExtraError, TaskCheckError
 from llm_envs.registration import task_spec
 
@@ -36,8 +36,11 @@ EFFORTS = {"quick": QUICK, "thorough": THOROUGH}
 
 
 def levels() -> list[tuple[str, str]]:
-    """Return (task, level) of every task of this repository whose package is installed."""
-    ids = [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
+    """Return (task, level) of every task of this repository whose package is installed.
+
+    Repairs of a user's project take minutes to check; tests/tasks/repository/test_environment.py does so.
+    """
+    ids = [id for id in llm_envs.task_ids() if id.startswith("llm/") and family_of(id) != "repository"]
     found = []
     for env_id in ids:
         with contextlib.suppress(MissingExtraError):  # its package is only in another environment

@@ -22,8 +22,8 @@ from llm_envs.rollout.fork import branch, replay_to
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import Message, SamplingParams, Trajectory, validate_batch
 
-NEEDS_GAMES = "llm/ALFWorld-v0"  # test_alf_world.py makes games for it
-TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/") and id != NEEDS_GAMES]
+ELSEWHERE = ("llm/ALFWorld-v0", "llm/Repository-v0")  # their own tests make games and projects for them
+TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/") and id not in ELSEWHERE]
 
 
 def levels_of(task: str) -> list[tuple[str, str]]:
