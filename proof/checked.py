@@ -24,7 +24,7 @@ from pathlib import Path
 
 import llm_envs
 from llm_envs.checker import QUICK, THOROUGH, check_task
-from llm_envs.checker.catalogue import describe, family_of
+from llm_envs.checker.catalogue import describe, needs_project
 from llm_envs.errors import MissingExtraError, TaskCheckError
 from llm_envs.registration import task_spec
 
@@ -40,7 +40,7 @@ def levels() -> list[tuple[str, str]]:
 
     Repairs of a user's project take minutes to check; tests/tasks/repository/test_environment.py does so.
     """
-    ids = [id for id in llm_envs.task_ids() if id.startswith("llm/") and family_of(id) != "repository"]
+    ids = [id for id in llm_envs.task_ids() if id.startswith("llm/") and not needs_project(id)]
     found = []
     for env_id in ids:
         with contextlib.suppress(MissingExtraError):  # its package is only in another environment

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import load_env_creator
 from llm_envs.env import Difficulty, SingleTurnEnv, TextEnv
 from llm_envs.registration import task_ids, task_spec
 
-__all__ = ["TaskCard", "describe", "example_kwargs", "family_of", "suite_ids", "summary"]
+__all__ = ["TaskCard", "describe", "example_kwargs", "family_of", "needs_project", "suite_ids", "summary"]
 
 _OURS = "llm_envs.tasks."
 
@@ -51,8 +51,13 @@ class TaskCard:
 
 def suite_ids() -> list[str]:
     """Return the ids of this package's tasks that need nothing of other people's: data, scorers or a project."""
-    families = ("benchmarks", "repository")
-    return [task_id for task_id in task_ids() if task_id.startswith("llm/") and family_of(task_id) not in families]
+    ours = [task_id for task_id in task_ids() if task_id.startswith("llm/")]
+    return [task_id for task_id in ours if family_of(task_id) != "benchmarks" and not needs_project(task_id)]
+
+
+def needs_project(task_id: str) -> bool:
+    """Return whether a task is made from a project of the user's: each of its episodes runs that project's tests."""
+    return family_of(task_id) == "repository"
 
 
 def family_of(task_id: str) -> str:

@@ -137,7 +137,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield (id, keyword arguments, whether thorough) of each check."""
-    from llm_envs.checker.catalogue import describe, family_of
+    from llm_envs.checker.catalogue import describe, needs_project
     from llm_envs.registration import task_ids, task_spec
 
     ids: Sequence[str] = arguments.envs
@@ -149,7 +149,7 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
         raise InvalidConfigError("--difficulty and --all-levels: give only one.")
     if arguments.all:
         ids = [i for i in task_ids() if arguments.namespace in (None, i.partition("/")[0])]
-        ids = [i for i in ids if family_of(i) != "repository"]  # of the user's projects; each episode runs their tests
+        ids = [i for i in ids if not needs_project(i)]
         if not ids:
             raise InvalidConfigError(f"there is no task {arguments.namespace}/...; `llm-envs list` names all.")
     for task_id in ids:
