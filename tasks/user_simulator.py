@@ -13,7 +13,7 @@ from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.rollout.episode import policy_kind
-from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
+from llm_envs.tools.background_loop import LimitReached, wait_for_outcome
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["UserSimulator"]
@@ -101,9 +101,7 @@ class UserSimulator:
             else self._ask_model(messages, tools, attempt)
         )
         if inspect.isawaitable(value):
-            value, raised = wait(capture(value, self._timeout_s), guard_s(self._timeout_s))
-            if raised is not None:
-                raise raised
+            value = wait_for_outcome(value, self._timeout_s)
         return value if isinstance(value, Message) else Message("assistant", str(value))
 
     def _ask_model(

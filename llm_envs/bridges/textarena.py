@@ -37,7 +37,7 @@ from llm_envs.parsers.answers import split_thinking
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy
 from llm_envs.problems import SPLITS, check_choice
 from llm_envs.spaces import TextSpace, encodable
-from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
+from llm_envs.tools.background_loop import LimitReached, wait_for_outcome
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["Game", "ShownMovesOpponent", "TextArenaEnv", "TextArenaSeatsEnv"]
@@ -283,9 +283,7 @@ class TextArenaEnv(TextEnv):
                 params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
                 value = _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
             if inspect.isawaitable(value):
-                value, raised = wait(capture(value, self._timeout_s), guard_s(self._timeout_s))
-                if raised is not None:
-                    raise raised
+                value = wait_for_outcome(value, self._timeout_s)
         except LimitReached as error:
             raise BridgeError(f"{self.game}: the opponent took longer than {self._timeout_s:g} s.") from error
         except Exception as error:

@@ -60,7 +60,7 @@ class ToolEnv(TextEnv):
         super().__init__(split, difficulty, max_turns, render_mode, answer_form)
         self.toolbox = Toolbox(self.make_tools(), self)
         self._schemas = [tool.schema for tool in self.toolbox.values()]
-        self.blocking = type(self).blocking or self.toolbox.waits(self.tool_timeout_s)
+        self.blocking = type(self).blocking or self.toolbox.blocking
 
     @abstractmethod
     def make_tools(self) -> Toolset | Sequence[Tool | Toolset | PythonTool | Callable[..., Any]]:

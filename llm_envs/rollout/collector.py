@@ -35,6 +35,7 @@ from typing import Any
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
+from llm_envs.processes.garbage import rare_collections
 from llm_envs.registration import task_spec
 from llm_envs.rollout.concurrency import AUTO, AutoConcurrency, Concurrency, EpisodeSlots, most_of
 from llm_envs.rollout.episode import play_episode, policy_kind
@@ -222,7 +223,7 @@ class Collector(AbstractContextManager["Collector"]):
         pool = self._episode_pool(GroupTracker(supply), lambda: None)
         waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # index -> (group, whether it passed the filter)
         n_taken, n_dropped, index = 0, 0, 0
-        with self.stats.clock:
+        with self.stats.clock, rare_collections():
             try:
                 while n_groups is None or n_taken < n_groups:
                     n_waiting = sum(stays for _, stays in waiting.values()) + pool.n_waiting
@@ -303,7 +304,7 @@ class Collector(AbstractContextManager["Collector"]):
                 check_group(specs)
                 yield specs
 
-        with self.stats.clock, show_progress(self.progress, self.stats, n_episodes) as show:
+        with self.stats.clock, rare_collections(), show_progress(self.progress, self.stats, n_episodes) as show:
             pool = self._episode_pool(GroupTracker(supply()), show)
             try:
                 pool.admit(sys.maxsize, 1)  # all of them: the tracker draws a group only when it can begin
@@ -374,7 +375,7 @@ class Collector(AbstractContextManager["Collector"]):
     ) -> list[TrajectoryGroup]:
         """Play until `n_groups` have passed the filter or the supply ends; return them in the order of submission."""
         total = n_groups * group_size if n_episodes is None else n_episodes
-        with self.stats.clock, show_progress(self.progress, self.stats, total) as show:
+        with self.stats.clock, rare_collections(), show_progress(self.progress, self.stats, total) as show:
             pool = self._episode_pool(GroupTracker(supply), show)
             try:
                 return await self._take(pool, n_groups, group_size, group_filter, is_own=is_own)
@@ -434,7 +435,8 @@ class Collector(AbstractContextManager["Collector"]):
         carry_over.check(group_size)
         self.stats.pause(False)
         carry_over.gate.open()
-        with self.stats.clock, show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
+        progress = show_progress(self.progress, self.stats, n_groups * group_size)
+        with self.stats.clock, rare_collections(), progress as self._show_now:
             try:
                 taken = await self._take(carry_over.pool, n_groups, group_size, self.group_filter, self.over_sampling)
                 await carry_over.gate.close()

@@ -1,14 +1,15 @@
-"""An event loop in a background thread, shared by the process, and daemon threads that can be abandoned.
+"""An event loop in a background thread, shared by the process, and calls in threads that can be abandoned.
 
 Asynchronous tools run on the loop, whoever calls them: from plain code, from inside another running loop (a notebook),
 from several threads at once. What they keep open (connections, locks) so belongs to one loop.
 
 1. The loop is made when first needed, and again in a forked child.
-2. Its thread and all others made here are daemons, so they never keep the interpreter from exiting. At exit, tasks that
-   still run on the loop are cancelled and get `EXIT_S` to clean up.
+2. Its thread is a daemon, so it never keeps the interpreter from exiting. At exit, tasks that still run on the loop are
+   cancelled and get `EXIT_S` to clean up.
 3. No exception ends the loop: every coroutine on it is wrapped in `capture` first.
 4. If something blocks the loop (a `time.sleep` in a coroutine), a wait with a limit notices and drops the loop; the
    next use makes a new one.
+5. A caller that can be suspended (`llm_envs.processes.suspension`) does not block its event loop while it waits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from llm_envs.processes import register_for_forks
+from llm_envs.processes.suspension import can_suspend, suspend
+from llm_envs.processes.threads import in_thread, post, take_thread
 
 __all__ = [
     "CLEANUP_S",
@@ -35,6 +39,7 @@ __all__ = [
     "start_thread",
     "wait",
     "wait_async",
+    "wait_for_outcome",
 ]
 
 CLEANUP_S = 1.0
@@ -95,6 +100,8 @@ def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> A
         LimitReached: If the limit was reached.
         RuntimeError: If the caller is on the loop itself, which would wait for itself forever.
     """
+    if can_suspend():
+        return suspend(wait_async(coroutine, limit_s))
     try:
         refuse_on_loop()
     except RuntimeError:
@@ -116,17 +123,75 @@ def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> A
 async def wait_async(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
     """Do what `wait` does, from any event loop."""
     loop = event_loop()
-    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+    future, cancel = _submit(coroutine, loop)
     try:
-        await asyncio.wait([future], timeout=limit_s)
-        if future.done():
-            return future.result()
+        async with asyncio.timeout(limit_s) as scope:
+            return await future
+    except TimeoutError:
+        if not scope.expired():
+            raise  # the coroutine's own
     finally:
-        future.cancel()
+        if not future.done() or future.cancelled():
+            cancel()
     responds, _ = await asyncio.wrap_future(start_thread(_responds, {"loop": loop}))
     if not responds:
         _give_up(loop)
     raise LimitReached(limit_s)
+
+
+def _submit(
+    coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+) -> tuple[asyncio.Future[Any], Callable[[], None]]:
+    """Run a coroutine on another loop, in the caller's context; return its future, and what cancels it there."""
+    caller, context = asyncio.get_running_loop(), contextvars.copy_context()
+    future: asyncio.Future[Any] = caller.create_future()
+    task: asyncio.Task[Any] | None = None
+
+    def start() -> None:
+        nonlocal task
+        task = loop.create_task(coroutine, context=context)
+        task.add_done_callback(lambda task: post(caller, partial(_deliver, task, future)))
+
+    def cancel() -> None:
+        future.cancel()
+        post(loop, lambda: task is not None and task.cancel())  # it was started by then: a mailbox keeps the order
+
+    post(loop, start)
+    return future, cancel
+
+
+def _deliver(task: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
+    """Give the future the outcome of a task of another loop."""
+    if future.done():
+        return
+    if task.cancelled():
+        future.set_exception(RuntimeError("it was cancelled from within"))
+    elif (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
+
+
+def wait_for_outcome(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
+    """Run an awaitable on the loop and return its result, or raise its exception.
+
+    Args:
+        awaitable: A coroutine, or any other awaitable.
+        limit_s: Seconds that it may take; None means no limit.
+
+    Raises:
+        LimitReached: If it took longer.
+    """
+    if limit_s is None and can_suspend():
+        value, raised = suspend(wait_async(_captured(awaitable)))  # `capture` would make a second task
+    else:
+        try:
+            value, raised = wait(capture(awaitable, limit_s), guard_s(limit_s))
+        except LimitReached:  # the loop is blocked
+            raise LimitReached(limit_s) from None
+    if raised is not None:
+        raise raised
+    return value
 
 
 def guard_s(limit_s: float | None, n_rounds: int = 1) -> float | None:
@@ -163,35 +228,51 @@ async def capture(awaitable: Awaitable[Any], limit_s: float | None = None) -> Ca
 
 
 def start_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> concurrent.futures.Future[Captured]:
-    """Call the function in a new daemon thread; the future has the outcome as data."""
-    future: concurrent.futures.Future[Captured] = concurrent.futures.Future()
-    future.set_running_or_notify_cancel()  # from here on the caller may leave, but nobody can cancel it
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            captured: Captured = context.run(function, **arguments), None
-        except BaseException as raised:  # reported to the caller
-            captured = None, raised
-        future.set_result(captured)
-
-    threading.Thread(target=run, name="llm-envs-call", daemon=True).start()
-    return future
+    """Call the function in a daemon thread; the future has the outcome as data."""
+    return in_thread(_captured_call(function, arguments))
 
 
-def call_within(function: Callable[..., Any], arguments: dict[str, Any], limit_s: float) -> Any:
+def call_within(function: Callable[..., Any], arguments: dict[str, Any], limit_s: float | None) -> Any:
     """Return `function(**arguments)`, called in a daemon thread, which is abandoned at the limit.
 
     Raises:
         LimitReached: If it took longer than `limit_s` seconds.
     """
-    try:
-        value, raised = start_thread(function, arguments).result(limit_s)
-    except concurrent.futures.TimeoutError:
-        raise LimitReached(limit_s) from None
+    if can_suspend():
+        value, raised = suspend(_call_within(_captured_call(function, arguments), limit_s))
+    else:
+        try:
+            value, raised = start_thread(function, arguments).result(limit_s)
+        except concurrent.futures.TimeoutError:
+            raise LimitReached(limit_s) from None
     if raised is not None:
         raise raised
     return value
+
+
+async def _call_within(call: Callable[[], Captured], limit_s: float | None) -> Captured:
+    thread = take_thread()
+    future = thread.submit_from_loop(call)
+    thread.finish()
+    if limit_s is None:
+        return await future
+    await asyncio.wait([future], timeout=limit_s)
+    if not future.done():
+        raise LimitReached(limit_s)
+    return future.result()
+
+
+def _captured_call(function: Callable[..., Any], arguments: dict[str, Any]) -> Callable[[], Captured]:
+    """Return a call in the caller's context whose outcome is data."""
+    context = contextvars.copy_context()
+
+    def call() -> Captured:
+        try:
+            return context.run(function, **arguments), None
+        except BaseException as raised:  # reported to the caller
+            return None, raised
+
+    return call
 
 
 async def _captured(awaitable: Awaitable[Any]) -> Captured:

@@ -27,6 +27,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError, JudgeError, MissingExtraError, SandboxError
 from llm_envs.parsers import typed_arguments
+from llm_envs.processes.suspension import can_suspend
 from llm_envs.spaces import encodable
 from llm_envs.tools.background_loop import (
     LimitReached,
@@ -35,8 +36,8 @@ from llm_envs.tools.background_loop import (
     guard_s,
     refuse_on_loop,
     start_thread,
-    wait,
     wait_async,
+    wait_for_outcome,
 )
 from llm_envs.tools.schema import Converter, Mismatch, describe, json_default, quote, schema_converter, with_default
 from llm_envs.types import ToolCall, ToolResult
@@ -79,7 +80,8 @@ class Tool:
 
     Calling the tool runs one call and waits for its result; `acall` awaits it.
 
-    - A plain function without a limit runs in the caller's thread, and cannot be stopped.
+    - A plain function without a limit runs in the caller's thread, and cannot be stopped. While a collector plays an
+      environment in its event loop, one that may run in parallel has a thread, so that only its episode waits.
     - A plain function with a limit runs in a daemon thread. At the limit, the result is an error and the thread is
       abandoned: it runs until the function returns. Code that may hang for long needs its own process: the sandbox's,
       or a worker.
@@ -98,7 +100,7 @@ class Tool:
         cost: Cost of one call, charged to a `Budget`.
         parallel: Whether a call may run in parallel with other calls of its turn. The default is yes for coroutine
             functions, which share one loop and interleave only where they await, and no for plain functions. A plain
-            function that may do so runs in a thread if there are other calls.
+            function that may do so runs in a thread if there are other calls, or other episodes.
 
     Raises:
         InvalidConfigError: If the signature cannot be turned into a schema, `parameters` is not the JSON Schema of an
@@ -177,7 +179,12 @@ class Tool:
         """
         started = time.perf_counter()
         try:
-            if timeout_s is None and self.timeout_s is None and self.budget is None and not self.is_async:
+            if (
+                timeout_s is None
+                and self.timeout_s is None
+                and self.budget is None
+                and not (self.is_async or (self.parallel and can_suspend()))
+            ):
                 # The path of nearly every call, so it is kept short.
                 output = self.function(**self._bind(arguments))
                 if type(output) is str and len(output) <= MAX_OUTPUT_CHARACTERS and output.isascii():
@@ -217,21 +224,13 @@ class Tool:
         if self.is_async:
             refuse_on_loop()
             return self.resolve(self._start(bound), limit_s)
-        if limit_s is None:
+        if limit_s is None and not (self.parallel and can_suspend()):
             return self.resolve(self.function(**bound), limit_s)
         return self.resolve(call_within(self.function, bound, limit_s), limit_s)
 
     def resolve(self, value: Any, limit_s: float | None) -> Any:
         """Return the value; if it is awaitable, run it on the background loop and return its result."""
-        if not inspect.isawaitable(value):
-            return value
-        try:
-            value, raised = wait(capture(value, limit_s), guard_s(limit_s))
-        except LimitReached:
-            raise LimitReached(limit_s) from None
-        if raised is not None:
-            raise raised
-        return value
+        return wait_for_outcome(value, limit_s) if inspect.isawaitable(value) else value
 
     async def complete(
         self, arguments: Mapping[str, Any], bound: dict[str, Any], timeout_s: float | None

@@ -91,9 +91,14 @@ class Toolbox(dict[str, Tool]):
         for toolset in self.toolsets:
             toolset.claim(env)
 
+    @property
+    def blocking(self) -> bool:
+        """Whether a toolset declares that its calls block."""
+        return any(toolset.blocking for toolset in self.toolsets)
+
     def waits(self, timeout_s: float | None) -> bool:
         """Return whether a call may have to wait: for a loop, a thread (under this limit in seconds) or a process."""
-        return any(toolset.blocking for toolset in self.toolsets) or any(
+        return self.blocking or any(
             tool.parallel or tool.is_async or tool.limit_s(timeout_s) is not None for tool in self.values()
         )
 

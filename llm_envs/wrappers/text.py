@@ -263,7 +263,7 @@ class AddTools(TextWrapper):
         given = make_tools() if callable(make_tools) and not isinstance(make_tools, Toolset) else make_tools
         self._toolbox = Toolbox(given, self)
         self._timeout_s, self.max_turns = timeout_s, max_turns
-        self.blocking = bool(self.inner("blocking")) or self._toolbox.waits(timeout_s)
+        self.blocking = bool(self.inner("blocking")) or self._toolbox.blocking
         self.tools = [tool.schema for tool in self._toolbox.values()]
         self.tool_results: tuple[ToolResult, ...] = ()
         self._n_turns = 0

@@ -33,11 +33,12 @@ import gymnasium as gym
 from llm_envs.errors import InvalidConfigError, NoEnvServerError, ResetNeededError, WorkerDiedError
 from llm_envs.problems import check_at_least
 from llm_envs.processes import register_for_forks
+from llm_envs.processes.threads import in_thread
 from llm_envs.rollout.workers.channel import Channel, Reply
 from llm_envs.rollout.workers.process import WorkerProcess
 from llm_envs.rollout.workers.remote import EnvServers, NoRoomError
 from llm_envs.rollout.workers.remote_env import RemoteEnv
-from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step, in_thread
+from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step
 from llm_envs.rollout.workers.wire import MAX_TARGETS, by_value, pickled, revive
 
 __all__ = ["WorkerPool", "WorkerRunner"]

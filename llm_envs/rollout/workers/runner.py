@@ -2,12 +2,11 @@
 
 Invariants:
 
-1. A light environment runs inline, without any thread.
+1. A light environment runs inline, without any thread. Where a tool waits for a coroutine, for a function with a limit
+   or for one that may run in parallel, only its episode waits (`llm_envs.processes.suspension`).
 2. An environment that declares `blocking`, or any under a time limit, has its own thread from `open` to `close`. All
    its calls happen there, in order. It is also made there if its class, or an earlier instance, declared `blocking`.
-3. Threads are reused. There are at most as many as were ever needed at once.
-4. Nothing waits for a hung thread. It is replaced; if it comes back, it closes its environment and is reused. All
-   threads are daemons, so none keeps the interpreter from exiting.
+3. Nothing waits for a hung thread. It is replaced; if it comes back, it closes its environment and is reused.
 
 Environments that may hang for ever or crash need their own process: `llm_envs.rollout.workers.pool`.
 """
@@ -15,26 +14,22 @@ Environments that may hang for ever or crash need their own process: `llm_envs.r
 from __future__ import annotations
 
 import asyncio
-import queue
 import sys
-import threading
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 from llm_envs.problems import as_flag, as_number
-from llm_envs.processes import register_for_forks
+from llm_envs.processes.suspension import call_suspendable, has_suspended, start_suspendable
+from llm_envs.processes.threads import PooledThread, take_thread
 from llm_envs.rollout.workers.slow_calls import name_if_slow
 
 __all__ = [
@@ -47,17 +42,13 @@ __all__ = [
     "check_step",
     "close_env",
     "env_attribute",
-    "in_thread",
     "make_env",
 ]
 
-T = TypeVar("T")
 Env = gym.Env[str, str]
 Target = EnvSpec | str | Callable[..., Env]
 Step = tuple[str, float, bool, bool, Mapping[str, Any]]
 
-_IDLE_S = 60.0
-"""How long an idle thread is kept."""
 _WAIT_S, _WAITS = 0.05, 3
 """So many steps that wait so long without a thread, and at least a third of all steps, are worth a warning."""
 
@@ -181,7 +172,7 @@ class EnvRunner:
         self._given = env
         self._limit_s = limit_s
         self._env: Env | None = None
-        self._thread: _Thread | None = None
+        self._thread: PooledThread | None = None
 
     async def open(self) -> Env:
         """Make the environment."""
@@ -190,18 +181,19 @@ class EnvRunner:
             self._env = target
         else:
             if self._limit_s is not None or getattr(target, "blocking", False) is True:
-                self._thread = _threads.take()
+                self._thread = take_thread()
             await self.call("env.make", self._make)
         # An instance may declare `blocking` where its class does not, and a given instance was not asked yet.
         if self._thread is None and (self._limit_s is not None or env_attribute(self._opened, "blocking", False)):
-            self._thread = _threads.take()
+            self._thread = take_thread()
         return self._opened
 
     async def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
+        work = partial(call, function, *args, **kwargs)
         if self._thread is None:
-            return call(function, *args, **kwargs)
-        future = self._thread.submit_from_loop(partial(call, function, *args, **kwargs))
+            return await call_suspendable(work)
+        future = self._thread.submit_from_loop(work)
         try:
             if self._limit_s is not None:
                 await asyncio.wait([future], timeout=self._limit_s)
@@ -218,17 +210,14 @@ class EnvRunner:
 
     async def step(self, action: str) -> Step:
         """Step the environment and check the form of what it returns."""
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        step = check_step(await self.call("env.step", self._opened.step, action))
-        if self._thread is None:
-            _note_wait(self._opened, time.perf_counter() - wall_s - (time.thread_time() - cpu_s))
-        return step
+        step = self._opened.step if self._thread is not None else self._step_here
+        return check_step(await self.call("env.step", step, action))
 
     def close(self) -> None:
         """Close the environment, or queue that in its thread. Never raises, never waits."""
         thread, self._thread = self._thread, None
         if thread is None:
-            self._close()
+            start_suspendable(self._close)
         else:
             thread.finish(self._close)
 
@@ -237,6 +226,13 @@ class EnvRunner:
         if self._env is None:
             raise ResetNeededError("EnvRunner: call open() first.")
         return self._env
+
+    def _step_here(self, action: str) -> Any:
+        env, wall_s, cpu_s = self._opened, time.perf_counter(), time.thread_time()
+        step = env.step(action)
+        if not has_suspended():
+            _note_wait(env, time.perf_counter() - wall_s - (time.thread_time() - cpu_s))
+        return step
 
     def _make(self) -> None:
         make: Any = self._given  # not an environment, so it makes one
@@ -302,132 +298,3 @@ def check_step(result: Any) -> Step:
         return observation, paid, is_over, as_flag(truncated), info
     except TypeError as error:
         raise EnvContractError(f"{name} is {value!r:.80}; {error}.") from error
-
-
-def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread that keeps neither an event loop from closing nor the interpreter from exiting."""
-    thread = _threads.take()
-    future = thread.submit(function)
-    thread.finish(lambda: None)
-    return future
-
-
-class _Thread:
-    """A daemon thread that runs submitted functions in order. `_threads` lends it, and gets it back after `finish`."""
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.is_free = False
-        """Whether it is idle. Guarded by the lock of `_threads`."""
-        threading.Thread(target=self._run, name="llm-envs-env", daemon=True).start()
-
-    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # the episode gave up before this call began
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # reported to the waiting event loop
-                future.set_exception(error)
-
-        self._tasks.put(run)
-        return future
-
-    def submit_from_loop(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run a function for the event loop of the caller."""
-        loop = asyncio.get_running_loop()
-        mailbox, future = _mailboxes.setdefault(loop, _Mailbox()), loop.create_future()
-
-        def run() -> None:
-            if future.cancelled():
-                return  # the episode gave up before this call began
-            try:
-                mailbox.put(future.set_result, function(), future)
-            except BaseException as error:  # reported to the waiting event loop
-                mailbox.put(future.set_exception, error, future)
-
-        self._tasks.put(run)
-        return future
-
-    def finish(self, last: Callable[[], None]) -> None:
-        """Run `last`, even if it raises, and become idle."""
-        # Both wait behind a hung call, so the thread becomes idle only if that call returns.
-        self.submit(last)
-        self._tasks.put(None)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                task = self._tasks.get(timeout=_IDLE_S if self.is_free else None)
-            except queue.Empty:
-                if _threads.drop(self):
-                    return
-                continue  # it was taken in the meantime
-            if task is None:
-                _threads.give_back(self)
-            else:
-                task()
-            del task  # it keeps the environment alive
-
-
-class _Mailbox:
-    """Results of threads on their way to an event loop, which is woken once for all that wait."""
-
-    def __init__(self) -> None:
-        self._results: deque[tuple[Callable[[Any], None], Any, asyncio.Future[Any]]] = deque()
-        self._is_awake = False
-
-    def put(self, deliver: Callable[[Any], None], result: Any, future: asyncio.Future[Any]) -> None:
-        """From a thread: have the loop call `deliver(result)`, unless the future is done by then."""
-        self._results.append((deliver, result, future))
-        if not self._is_awake:  # at worst two threads wake the loop
-            self._is_awake = True
-            with suppress(RuntimeError):  # the loop was closed
-                future.get_loop().call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._is_awake = False  # first: what comes from now on wakes the loop again
-        while self._results:
-            deliver, result, future = self._results.popleft()
-            if not future.done():
-                deliver(result)
-
-
-_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
-
-
-class _Threads:
-    """The idle threads; the last one returned is the first one taken."""
-
-    def __init__(self) -> None:
-        self.reset_after_fork()
-
-    def reset_after_fork(self) -> None:
-        """Start over without the idle threads, which end. In a forked child none exist, and the lock may be held."""
-        self._lock, self._free = threading.Lock(), list[_Thread]()
-
-    def take(self) -> _Thread:
-        with self._lock:
-            if self._free:
-                thread = self._free.pop()
-                thread.is_free = False
-                return thread
-        return _Thread()
-
-    def give_back(self, thread: _Thread) -> None:
-        with self._lock:
-            thread.is_free = True
-            self._free.append(thread)
-
-    def drop(self, thread: _Thread) -> bool:
-        """Remove an idle thread that wants to end; return whether it may."""
-        with self._lock:
-            if thread in self._free:
-                self._free.remove(thread)
-            return thread.is_free
-
-
-_threads = _Threads()
-register_for_forks(_threads)

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call, parse_reply
 from llm_envs.policies import ConstantPolicy, OraclePolicy
-from llm_envs.rollout import Collector, EpisodeSpec, play_episode
+from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, play_episode
 from llm_envs.sandbox import MontySandbox, PythonTool
 from llm_envs.tools import BUDGET_EXCEEDED, Budget, Tool, Toolset, budgeted, tool
 from llm_envs.types import ToolResult
@@ -83,8 +84,79 @@ def test_a_step_with_waiting_tools_works_where_a_loop_is_running():
     assert asyncio.run(main()) == "7 after 0.0\n7 after 0.0"
 
 
-def test_an_environment_whose_tools_wait_says_that_it_blocks():
-    assert (Vault.blocking, Vault().blocking, Library().blocking) == (False, False, True)
+class Meeting(Vault):
+    """An asynchronous tool and two plain ones, each of which waits until `N_MEETING` calls are there."""
+
+    def make_tools(self):
+        return [self.meet, Tool(self.meet_in_threads, parallel=True), Tool(self.meet_in_time, timeout_s=600)]
+
+    async def meet(self) -> str:
+        """Meet the others on the loop."""
+        await self.barrier.wait()
+        return "met"
+
+    def meet_in_threads(self) -> str:
+        """Meet the others in a thread."""
+        self.barrier.wait()
+        return "met"
+
+    def meet_in_time(self) -> str:
+        """Meet the others in a thread, or give up."""
+        self.barrier.wait()
+        return "met"
+
+
+N_MEETING = 24
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "make_barrier", "n_threads"),
+    [
+        ("meet", lambda: asyncio.Barrier(N_MEETING), 1),
+        ("meet_in_threads", lambda: threading.Barrier(N_MEETING, timeout=300), N_MEETING),
+        ("meet_in_time", lambda: threading.Barrier(N_MEETING, timeout=300), N_MEETING),
+    ],
+)
+def test_a_tool_that_waits_holds_up_its_own_episode_only(tool_name, make_barrier, n_threads):
+    """If one call held up the event loop of the episodes, none of them would end."""
+    Meeting.barrier = make_barrier()
+
+    async def play_all():
+        spec, policy = EpisodeSpec("Meeting", {}, seed=7), ConstantPolicy(format_tool_call(tool_name))
+        limits = RolloutLimits(max_turns=1)
+        return await asyncio.gather(*(play_episode(Meeting(), spec, policy, limits=limits) for _ in range(N_MEETING)))
+
+    before = threading.active_count()
+    trajectories = asyncio.run(asyncio.wait_for(play_all(), 600))
+    assert [trajectory.turns[0].tool_results[0].output for trajectory in trajectories] == ["met"] * N_MEETING
+    assert threading.active_count() - before <= n_threads
+    assert not Meeting().blocking
+
+
+def test_a_cancelled_episode_cancels_its_tool():
+    ended = threading.Event()
+
+    class Waits(Vault):
+        def make_tools(self):
+            return [self.wait]
+
+        async def wait(self) -> str:
+            """Wait for ever."""
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async def play_and_cancel():
+        spec, policy = EpisodeSpec("Waits", {}, seed=7), ConstantPolicy(format_tool_call("wait"))
+        playing = asyncio.ensure_future(play_episode(Waits(), spec, policy))
+        await asyncio.sleep(0.05)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(play_and_cancel())
+    assert ended.wait(120)
 
 
 def test_toolsets_begin_with_the_episode_end_with_the_environment_and_are_not_shared():

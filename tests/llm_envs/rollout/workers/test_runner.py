@@ -18,6 +18,7 @@ import pytest
 from machine import wait_until
 
 from llm_envs.errors import EnvContractError, ResetNeededError
+from llm_envs.processes import threads as pooled
 from llm_envs.rollout.workers import runner as runners
 from llm_envs.rollout.workers import slow_calls
 from llm_envs.rollout.workers.runner import EnvMaker, EnvRunner, check_made, check_reset, check_step, close_env
@@ -61,11 +62,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runners, "_found_blocking", set())
     monkeypatch.setattr(runners, "_steps", Counter())
     monkeypatch.setattr(runners, "_waits", Counter())
-    runners._threads.reset_after_fork()
+    pooled._threads.reset_after_fork()
     before = threads()
     yield
     # A play is over before its environment's last words: they are not the next test's.
-    assert wait_until(lambda: threads() - before <= len(runners._threads._free))
+    assert wait_until(lambda: threads() - before <= len(pooled._threads._free))
 
 
 async def play(make: Callable[[], Any], limit_s: float | None = None) -> float:
@@ -79,7 +80,7 @@ async def play(make: Callable[[], Any], limit_s: float | None = None) -> float:
 
 
 def threads() -> int:
-    return sum(thread.name == "llm-envs-env" for thread in threading.enumerate())
+    return sum(thread.name == "llm-envs-call" for thread in threading.enumerate())
 
 
 def noted() -> dict[str, bool]:
@@ -131,7 +132,7 @@ class TestThreads:
         async def main() -> None:
             for _ in range(20):
                 await play(Slow)
-                while runners._threads._free == []:
+                while pooled._threads._free == []:
                     await asyncio.sleep(0.001)
 
         asyncio.run(main())
@@ -153,7 +154,7 @@ class TestThreads:
         before = threads()
         asyncio.run(main())
         assert threads() - before <= 16
-        assert wait_until(lambda: threads() - before <= len(runners._threads._free))
+        assert wait_until(lambda: threads() - before <= len(pooled._threads._free))
         asyncio.run(main())
         assert threads() - before <= 16
 
@@ -176,21 +177,21 @@ class TestThreads:
 
         with pytest.raises(TimeoutError, match=r"env\.step .*max_step_s=1 s"):
             asyncio.run(play(Hangs, limit_s=1.0))  # which the calls before the step must not reach
-        assert "close" not in noted() and runners._threads._free == []
+        assert "close" not in noted() and pooled._threads._free == []
         assert asyncio.run(play(Where, limit_s=120)) == 1.0
-        assert wait_until(lambda: len(runners._threads._free) == 1)
+        assert wait_until(lambda: len(pooled._threads._free) == 1)
         release.set()
-        assert wait_until(lambda: len(runners._threads._free) == 2)
+        assert wait_until(lambda: len(pooled._threads._free) == 2)
         closes = [ident for what, ident in Where.notes if what == "close"]
         assert len(set(closes)) == 2
 
     def test_an_unused_one_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runners, "_IDLE_S", 0.05)
+        monkeypatch.setattr(pooled, "_IDLE_S", 0.05)
         before = threads()
         for _ in range(3):
             asyncio.run(play(Slow))
             assert wait_until(lambda: threads() == before)
-        assert runners._threads._free == []
+        assert pooled._threads._free == []
 
     @pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt, SystemExit])
     def test_a_close_that_raises_costs_no_thread(self, raised: type[BaseException]) -> None:
@@ -199,11 +200,11 @@ class TestThreads:
                 raise raised
 
         asyncio.run(play(Raises, limit_s=120))
-        assert wait_until(lambda: len(runners._threads._free) == 1)
+        assert wait_until(lambda: len(pooled._threads._free) == 1)
 
     def test_a_forked_child_starts_its_own(self) -> None:
         asyncio.run(play(Slow))
-        assert wait_until(lambda: len(runners._threads._free) == 1)
+        assert wait_until(lambda: len(pooled._threads._free) == 1)
         child = os.fork()
         if not child:
             code = 1
