@@ -1,13 +1,15 @@
 """From 1 to 2,048 concurrent episodes: episodes/s, tokens/s and memory, with a scripted policy and on a vLLM engine.
 
-    python benchmarks/concurrency.py [--check] [--out FILE] [--policies scripted,vllm] [--most N]
+    python benchmarks/concurrency.py [--check] [--out FILE] [--policies async,thread,environment,vllm] [--most N]
 
-Both play the workload of `pages.py`: three calls of a tool that takes 50 ms on average (exponentially distributed, in a
-thread), then an answer. The scripted policy says its part at once, and a codec of bytes turns it into tokens. On vLLM
-the model is a tiny one whose replies are forced, so that the numbers are those of the collector and of the engine's own
-bookkeeping, and a request has its seed and log-probabilities. A row has eight episodes for each concurrent one, so
-that its last episodes weigh little, and is compared with the same episodes without waits. Memory is the highest
-resident set while a row is played, less what was resident before. Without vLLM its rows are left out.
+All play the workload of `pages.py`: three calls of a tool that takes 50 ms on average (exponentially distributed), then
+an answer. The first three have a scripted policy, which says its part at once, and a codec of bytes turns it into
+tokens; they differ in what waits: an asynchronous tool, a plain one in a thread, or an environment that declares
+`blocking` and so is stepped in a thread. On vLLM, with tools in threads, the model is a tiny one whose replies are
+forced, so that the numbers are those of the collector and of the engine's own bookkeeping, and a request has its seed
+and log-probabilities. A row has eight episodes for each concurrent one, so that its last episodes weigh little, and is
+compared with the same episodes without waits. Memory is the highest resident set while a row is played, less what was
+resident before. Without vLLM its rows are left out.
 """
 
 from __future__ import annotations
@@ -19,24 +21,28 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import numpy as np
-import numpy.typing as npt
 from measuring import Column, Figure, Report, finish, make_parser
-from pages import MAX_LENGTH, Book, draw_latencies, forced_replies, make_pages_env, pages_tokenizer, save_model
+from pages import MAX_LENGTH, Book, Waiting, draw_latencies, forced_replies, make_pages_env, pages_tokenizer, save_model
 
 from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec
 
-WIDTHS = {"scripted": (1, 8, 32, 64, 128, 256, 512, 2048), "vllm": (1, 8, 32, 64, 128, 256, 512)}
-"""Policy -> concurrent episodes."""
+SCRIPTED = {"async": "asynchronous tools", "thread": "tools in threads", "environment": "environments in threads"}
+WIDTHS = {
+    "async": (1, 8, 64, 256, 512, 2048),
+    "thread": (1, 8, 64, 256, 512, 2048),
+    "environment": (64, 256, 512, 2048),
+    "vllm": (1, 8, 32, 64, 128, 256, 512),
+}
+"""What plays -> concurrent episodes."""
 TURNS = 3
 LATENCY_S = 0.05
 ROUNDS = 8
@@ -46,12 +52,13 @@ MIN_UNWAITED = 256
 METHOD = (
     "Episodes of three tool calls of 50 ms on average and an answer, so many at once, in all eight times as "
     "many. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
-    "waits and threads. Scripted: the collector, a thread for each waiting tool, a token a byte. vLLM: a tiny model "
-    "whose replies are forced, with a seed and log-probabilities for each request. Memory is how much the process grew "
-    "at most while the row was played, trajectories included."
+    "waits and threads. The first three: a scripted policy, a token a byte; tools that are asynchronous, that have a "
+    "thread during a call, or environments that declare `blocking` and have a thread. vLLM: tools in threads, a tiny "
+    "model whose replies are forced, with a seed and log-probabilities for each request. Memory is how much the "
+    "process grew at most while the row was played, trajectories included."
 )
 COLUMNS = [
-    Column("policy", "policy"),
+    Column("policy", "what waits"),
     Column("width", "at once"),
     Column("episodes", "episodes", ",d"),
     Column("episodes_per_s", "episodes/s", ",.1f"),
@@ -62,18 +69,18 @@ COLUMNS = [
 ]
 
 
-def measure(policy: Any, codec: Any, name: str, width: int) -> dict[str, Any]:
+def measure(policy: Any, codec: Any, name: str, width: int, waiting: Waiting) -> dict[str, Any]:
     """Play `ROUNDS` episodes for each of `width` concurrent ones, with and without the tools' waits."""
     latencies = draw_latencies(ROUNDS * width, TURNS, LATENCY_S)
-    row = play(policy, codec, width, latencies)
-    unwaited = play(policy, codec, width, np.zeros((max(len(latencies), MIN_UNWAITED), TURNS)))
+    row = play(policy, codec, width, Book(latencies, waiting))
+    unwaited = play(policy, codec, width, Book(np.zeros((max(len(latencies), MIN_UNWAITED), TURNS))))
     ideal = min(width / (TURNS * LATENCY_S), unwaited["episodes_per_s"])
     return {"policy": name, "ideal_per_s": ideal, "share": row["episodes_per_s"] / ideal} | row
 
 
-def play(policy: Any, codec: Any, width: int, latencies: npt.NDArray[np.float64]) -> dict[str, Any]:
+def play(policy: Any, codec: Any, width: int, book: Book) -> dict[str, Any]:
     """Play an episode for each row of latencies, `width` concurrently."""
-    make = make_pages_env(Book(latencies))
+    make, latencies = make_pages_env(book), book.latencies_s
     with Collector(make, policy, codec=codec, max_concurrency=width, progress=False) as collector:
         gc.collect()
         before = resident_mib()
@@ -95,10 +102,10 @@ def play(policy: Any, codec: Any, width: int, latencies: npt.NDArray[np.float64]
     }
 
 
-def measure_scripted(widths: list[int]) -> list[dict[str, Any]]:
+def measure_scripted(waiting: Waiting, widths: list[int]) -> list[dict[str, Any]]:
     codec = ByteCodec()
-    measure(OraclePolicy(), codec, "scripted", 2)
-    return [measure(OraclePolicy(), codec, "scripted", width) for width in widths]
+    measure(OraclePolicy(), codec, "", 2, waiting)
+    return [measure(OraclePolicy(), codec, SCRIPTED[waiting], width, waiting) for width in widths]
 
 
 def measure_vllm(widths: list[int]) -> list[dict[str, Any]]:
@@ -112,11 +119,11 @@ def measure_vllm(widths: list[int]) -> list[dict[str, Any]]:
         settings = {"max_model_len": MAX_LENGTH, "max_num_seqs": max(WIDTHS["vllm"]), "logits_processors": [forced]}
         llm = load_engine(scratch, dtype="float32", enforce_eager=False, **settings)
     policy = VLLMEnginePolicy(llm, tokenizer)
-    measure(policy, policy.codec, "vllm", 64)
+    measure(policy, policy.codec, "vllm", 64, "thread")
     rows = []
     for width in widths:
         llm.reset_prefix_cache()
-        rows.append(measure(policy, policy.codec, "vllm", width))
+        rows.append(measure(policy, policy.codec, "vllm", width, "thread"))
     return rows
 
 
@@ -148,14 +155,16 @@ def _status(key: str) -> float:
 
 def main() -> int:
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--policies", default="scripted,vllm")
-    parser.add_argument("--most", type=int, default=max(WIDTHS["scripted"]), help="the widest row")
+    parser.add_argument("--policies", default=",".join(WIDTHS))
+    parser.add_argument("--most", type=int, default=2048, help="the widest row")
     options = parser.parse_args()
-    ways: dict[str, Callable[[list[int]], list[dict[str, Any]]]] = {"scripted": measure_scripted, "vllm": measure_vllm}
     wanted = options.policies.split(",")
     if importlib.util.find_spec("vllm") is None:
         wanted = [name for name in wanted if name != "vllm"]
-    rows = [row for name in wanted for row in ways[name]([w for w in WIDTHS[name] if w <= options.most])]
+    rows: list[dict[str, Any]] = []
+    for name in wanted:
+        widths = [width for width in WIDTHS[name] if width <= options.most]
+        rows += measure_vllm(widths) if name == "vllm" else measure_scripted(cast("Waiting", name), widths)
     figures = [Figure(f"{row['policy']}, {row['width']} at once", row["share"], "of the ideal") for row in rows]
     return finish(Report("concurrency", "Concurrent episodes", METHOD, COLUMNS, rows, figures), options)
 

@@ -7,11 +7,12 @@ draw, a log-probability for each token) and every rollout has the same turns of 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.parsers import format_tool_call
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.tools import Tool
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +45,23 @@ def draw_latencies(n_rollouts: int, n_turns: int, mean_s: float, *, seed: int = 
     return mean_s * drawn / drawn.mean()
 
 
-class Book:
-    """The pages of one run: how many a rollout fetches, and how long each call takes."""
+Waiting = Literal["async", "thread", "environment"]
 
-    def __init__(self, latencies_s: npt.NDArray[np.float64]) -> None:
+
+class Book:
+    """The pages of one run: how many a rollout fetches, and how long each call takes.
+
+    Args:
+        latencies_s: Seconds of each call: shape (rollouts, calls).
+        waiting: What waits: an asynchronous tool, a tool that has a thread during its call, or an environment that
+            declares that it blocks and has a thread of its own.
+    """
+
+    def __init__(self, latencies_s: npt.NDArray[np.float64], waiting: Waiting = "environment") -> None:
         self.latencies_s = latencies_s
         self.n_turns = latencies_s.shape[1]
-        self.blocking = bool(latencies_s.any())
+        self.waiting = waiting
+        self.blocking = waiting == "environment" and bool(latencies_s.any())
         self.begin()
 
     def begin(self) -> None:
@@ -66,6 +78,11 @@ def read_page(latencies: Iterator[float], page: int) -> str:
     latency_s = next(latencies)
     if latency_s:
         time.sleep(latency_s)
+    return page_text(page)
+
+
+def page_text(page: int) -> str:
+    """Return a page."""
     return f"{page}: {PAGE}"
 
 
@@ -88,7 +105,7 @@ class PagesEnv(ToolEnv):
         super().__init__()
         self.blocking = book.blocking
 
-    def make_tools(self) -> Sequence[Callable[..., Any]]:
+    def make_tools(self) -> Sequence[Tool | Callable[..., Any]]:
         def fetch(page: int) -> str:
             """Fetch a page.
 
@@ -97,7 +114,15 @@ class PagesEnv(ToolEnv):
             """
             return read_page(self._latencies, page)
 
-        return [fetch]
+        async def fetch_async(page: int) -> str:
+            if latency_s := next(self._latencies):
+                await asyncio.sleep(latency_s)
+            return page_text(page)
+
+        if self._book.waiting == "async":
+            fetch_async.__name__, fetch_async.__doc__ = fetch.__name__, fetch.__doc__
+            return [fetch_async]
+        return [Tool(fetch, parallel=self._book.waiting == "thread")]
 
     def generate(self) -> dict[str, Any]:
         return {}

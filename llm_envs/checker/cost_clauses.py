@@ -18,7 +18,7 @@ from statistics import median
 import gymnasium as gym
 
 from llm_envs.checker.episodes import repeat
-from llm_envs.checker.subject import Subject
+from llm_envs.checker.subject import Subject, may_wait
 from llm_envs.checker.verdicts import Inapplicable, require
 
 __all__ = [
@@ -84,7 +84,7 @@ def steps_in_time(subject: Subject) -> str:
 
 
 def _most_step_s(subject: Subject) -> float:
-    return subject.settings.max_step_s * (10 if getattr(subject.env.unwrapped, "blocking", False) else 1)
+    return subject.settings.max_step_s * (10 if may_wait(subject.env) else 1)
 
 
 def reads_long_replies_quickly(subject: Subject) -> str:

@@ -13,7 +13,7 @@ from llm_envs.checker.blind import answer_in
 from llm_envs.checker.comparing import compared_repairs, shown_code
 from llm_envs.checker.episodes import repeat, unwrap
 from llm_envs.checker.mutations import mutants
-from llm_envs.checker.subject import Subject
+from llm_envs.checker.subject import Subject, may_wait
 from llm_envs.checker.verdicts import FALSE_ALARM, Inapplicable, binomial_tail, require
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
@@ -184,7 +184,7 @@ def tells_its_turn_limit(subject: Subject) -> str:
 def says_when_it_waits(subject: Subject) -> str:
     """No step takes long, not even with code that never ends, unless the task sets `blocking`."""
     task = subject.task
-    if task.blocking:
+    if may_wait(task):
         return Inapplicable("declared")
     code = [format_answer(_ENDLESS), format_answer(f"def f(*values):\n{textwrap.indent(_ENDLESS, '    ')}")]
     subject.env.reset(seed=0)

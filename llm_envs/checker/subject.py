@@ -38,7 +38,7 @@ from llm_envs.checker.verdicts import FALSE_ALARM, binomial_tail, require
 from llm_envs.env import TextEnv
 from llm_envs.errors import EnvContractError, InvalidConfigError, NoOracleError
 
-__all__ = ["QUICK", "THOROUGH", "Draw", "Effort", "Learner", "Settings", "Subject"]
+__all__ = ["QUICK", "THOROUGH", "Draw", "Effort", "Learner", "Settings", "Subject", "may_wait"]
 
 Learner = Callable[[Callable[..., gym.Env[str, str]]], tuple[float, float]]
 """(maker of environments) to the mean return before and after a training within the learner's budget."""
@@ -96,7 +96,7 @@ class Settings:
     max_turns: int = 200
     """Most turns of an episode; an environment's attribute `max_turns` replaces it."""
     max_step_s: float = 0.1
-    """Seconds that a step may take; 10 times as much if the environment has `blocking = True`."""
+    """Seconds that a step may take; 10 times as much if the environment has `blocking = True` or tools that wait."""
     max_reset_s: float = 1.0
     """Seconds that a reset may take."""
     max_growth_bytes: int = 2_000
@@ -114,6 +114,13 @@ class Settings:
             raise InvalidConfigError(f"Settings: n_problems is {self.n_problems!r}; it must be at least 1.")
         if self.return_range is not None and not self.return_range[0] < self.return_range[1]:
             raise InvalidConfigError(f"Settings: return_range is {self.return_range!r}; give the lower end first.")
+
+
+def may_wait(env: gym.Env[str, str]) -> bool:
+    """Return whether an environment declares that its steps wait, or has tools that wait."""
+    task: Any = env.unwrapped
+    tools = getattr(task, "toolbox", None)
+    return bool(getattr(task, "blocking", False)) or (tools is not None and tools.waits(task.tool_timeout_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ class TextEnv(gym.Env[str, str], ABC):
     oracle_is_exact: ClassVar[bool] = True
     """False if chance or an opponent matters, so that the oracle is right only in expectation."""
     blocking: bool = False
-    """True if the environment waits (network, subprocess): the collector steps it in a thread. A `ToolEnv` sets it."""
+    """True if the environment waits (network, subprocess): the collector steps it in a thread. A `ToolEnv` sets it if a
+    toolset declares it. Tools that are asynchronous, parallel or limited need it not: only their episode waits."""
     slow_reset_reason: ClassVar[str | None] = None
     """Why the task cannot reset 1,000 times a second; None if it can."""
     clause_reasons: ClassVar[Mapping[str, str]] = {}
