@@ -35,11 +35,15 @@ from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec
 
-SCRIPTED = {"async": "asynchronous tools", "thread": "tools in threads", "environment": "environments in threads"}
+SCRIPTED: dict[Waiting, str] = {
+    "async": "scripted, asynchronous tools",
+    "thread": "scripted, tools in threads",
+    "environment": "scripted",
+}
 WIDTHS = {
     "async": (1, 8, 64, 256, 512, 2048),
     "thread": (1, 8, 64, 256, 512, 2048),
-    "environment": (64, 256, 512, 2048),
+    "environment": (1, 8, 32, 64, 128, 256, 512, 2048),
     "vllm": (1, 8, 32, 64, 128, 256, 512),
 }
 """What plays -> concurrent episodes."""
@@ -52,13 +56,13 @@ MIN_UNWAITED = 256
 METHOD = (
     "Episodes of three tool calls of 50 ms on average and an answer, so many at once, in all eight times as "
     "many. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
-    "waits and threads. The first three: a scripted policy, a token a byte; tools that are asynchronous, that have a "
-    "thread during a call, or environments that declare `blocking` and have a thread. vLLM: tools in threads, a tiny "
-    "model whose replies are forced, with a seed and log-probabilities for each request. Memory is how much the "
+    "waits and threads. Scripted: a token a byte; tools that are asynchronous or have a thread during a call, or "
+    "environments that declare `blocking` and have a thread. vLLM: tools in threads, a tiny model whose replies are "
+    "forced, with a seed and log-probabilities for each request. Memory is how much the "
     "process grew at most while the row was played, trajectories included."
 )
 COLUMNS = [
-    Column("policy", "what waits"),
+    Column("policy", "policy"),
     Column("width", "at once"),
     Column("episodes", "episodes", ",d"),
     Column("episodes_per_s", "episodes/s", ",.1f"),
