@@ -22,7 +22,8 @@ def test_over_three_hundred_environments_have_an_id() -> None:
     listed = [id for ids in suite_ids().values() for id in ids]
     off = {f"reasoning_gym/{name}-v0" for name in FLAWED}
     assert len(set(listed)) == len(listed) and all(id in gym.registry for id in listed)
-    assert bridged_ids() == sorted(set(listed) - off)
+    with_own_module = {"harbor/Tasks-v0"}  # registered where another test has imported its module
+    assert sorted({*bridged_ids()} - with_own_module) == sorted(set(listed) - off)
     assert len(bridged_ids()) + len([id for id in task_ids() if id.startswith("llm/")]) > 300
     assert not set(bridged_ids()) & set(task_ids())
 
