@@ -1,11 +1,11 @@
 """Any Gymnasium environment with small spaces, in words: `gym.make("gymnasium/CartPole-v1")`.
 
     env = gym.make("gymnasium/CartPole-v1", max_turns=50)
-    env = GymnasiumEnv(env_id="my/Env-v0", words=Words("Reach the exit.", ["row", "column"], ["stay", "go"]))
+    env = GymnasiumEnv(MyEnv, words=Words("Reach the exit.", ["row", "column"], ["stay", "go"]))
 
 Actions may be of `Discrete`, `MultiDiscrete`, `MultiBinary` and `Box` spaces, and observations also
-of `Tuple` and `Dict` of these, with at most 64 numbers. `WORDS` has the words for Gymnasium's toy text and classic
-control; others are shown with numbers.
+of `Text`, `Tuple` and `Dict`, with at most 64 numbers; or anything that a function of yours puts into words. `WORDS`
+has the words for Gymnasium's toy text and classic control; others are shown with numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def describe(space: spaces.Space[Any], value: Any, names: Sequence[str] = ()) ->
 
 def _numbers(space: spaces.Space[Any], value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield the key and the text of each number of a value."""
-    if isinstance(space, spaces.Tuple):
+    if isinstance(space, spaces.Text):
+        yield key, str(value)
+    elif isinstance(space, spaces.Tuple):
         for i, (part, inner) in enumerate(zip(space.spaces, value, strict=True)):
             yield from _numbers(part, inner, f"{key}.{i}" if key else str(i))
     elif isinstance(space, spaces.Dict):
@@ -78,12 +80,12 @@ def _numbers(space: spaces.Space[Any], value: Any, key: str = "") -> Iterator[tu
 
 
 def _size(space: spaces.Space[Any]) -> int | None:
-    """Return how many numbers a value has; None if the space has other things."""
+    """Return how many numbers and texts a value has; None if the space has other things."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         sizes = [_size(part) for part in parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete | spaces.Text):
         return 1
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
         return int(np.prod(space.shape))
@@ -131,6 +133,11 @@ def read_action(space: spaces.Space[Any], text: str, names: Sequence[str] = ()) 
         if not low <= number <= high or (whole and number != int(number)):  # false for nan
             raise refusal
     return np.asarray(numbers).reshape(space.shape).astype(space.dtype)
+
+
+def _is_small(space: spaces.Space[Any]) -> bool:
+    size = _size(space)
+    return size is not None and size <= MAX_NUMBERS
 
 
 def _limits(space: spaces.Space[Any]) -> Iterator[tuple[float, float, bool]]:
@@ -228,12 +235,13 @@ class GymnasiumEnv(TextEnv):
     Terminates with the environment. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `env_id`: an environment that `gymnasium.make` makes; the ids have it.
+    - `env`: an id that `gymnasium.make` makes (the ids above have theirs); or a class, a function that makes an
+      environment, or an environment.
     - `split`: "train" or "test", by a hash of the seed.
     - `difficulty`: "default".
     - `max_turns`: by default the environment's `max_episode_steps`, or 200.
     - `words`: a `Words`; the one in `WORDS` by default.
-    - `env_kwargs`: keyword arguments of the environment.
+    - `env_kwargs`: keyword arguments of the id, class or function.
     - `reset(options={"problem": {"env_seed": 5}})` plays the episode of a seed.
 
     ## Version History
@@ -252,31 +260,23 @@ class GymnasiumEnv(TextEnv):
 
     def __init__(
         self,
+        env: str | gym.Env[Any, Any] | Callable[..., gym.Env[Any, Any]],
         split: str = "train",
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
-        env_id: str = "CartPole-v1",
         words: Words | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            limit = gym.spec(env_id).max_episode_steps or 200
-            self.inner: gym.Env[Any, Any] = gym.make(env_id, max_episode_steps=-1, **(env_kwargs or {}))
-        except Exception as error:
-            raise InvalidConfigError(f"GymnasiumEnv: {env_id!r} cannot be made: {error}") from error
+        self.inner, limit = _made(env, dict(env_kwargs or {}))
         super().__init__(split, difficulty, limit if max_turns is None else max_turns, render_mode)
-        self.env_id = env_id
-        self.words = WORDS.get(env_id, Words()) if words is None else words
+        spec = self.inner.spec
+        self.env_name = _name(env) if spec is None else spec.id
+        self.words = WORDS.get(self.env_name, Words()) if words is None else words
         goal = self.words.goal or "Act so that the sum of the rewards is high."
         self.instructions = f"{goal} You have {self.max_turns} replies."  # type: ignore[misc]
-        for what, space in (("observations", self.inner.observation_space), ("actions", self.inner.action_space)):
-            _check_small(env_id, what, space)
-        n_names, space = len(self.words.actions), self.inner.action_space
-        size = int(space.n) if isinstance(space, spaces.Discrete) else _size(space)
-        if n_names not in (0, size):
-            raise InvalidConfigError(f"GymnasiumEnv: there are {n_names} names for the {size} actions of {space}.")
-        self._threshold = self.inner.spec.reward_threshold if self.inner.spec is not None else None
+        self._check_spaces()
+        self._threshold = None if spec is None else spec.reward_threshold
 
     def generate(self) -> dict[str, Any]:
         """Draw a seed of the environment."""
@@ -293,7 +293,7 @@ class GymnasiumEnv(TextEnv):
 
     def next_action(self) -> str:
         """Raise: the environments have no oracle."""
-        raise NoOracleError(f"{self.env_id} has no oracle.")
+        raise NoOracleError(f"{self.env_name} has no oracle.")
 
     def play(self, action: str) -> Outcome:
         """Make one step."""
@@ -315,6 +315,27 @@ class GymnasiumEnv(TextEnv):
         self.inner.close()
         super().close()
 
+    def _check_spaces(self) -> None:
+        seen, acted, name = self.inner.observation_space, self.inner.action_space, self.env_name
+        if isinstance(seen, spaces.Text) and isinstance(acted, spaces.Text):
+            raise InvalidConfigError(f"GymnasiumEnv: {name} has texts already: play it without GymnasiumEnv.")
+        if isinstance(acted, spaces.Discrete) and acted.n > MAX_CHOICES:
+            raise InvalidConfigError(f"GymnasiumEnv: {name} has {acted.n} actions; at most {MAX_CHOICES} can be named.")
+        known = "Discrete, MultiDiscrete, MultiBinary or Box"
+        if isinstance(acted, spaces.Text | spaces.Tuple | spaces.Dict) or not _is_small(acted):
+            raise InvalidConfigError(
+                f"GymnasiumEnv: the actions of {name} are {str(acted)[:120]}; they must be {known}, with at most "
+                f"{MAX_NUMBERS} numbers. Wrap the environment first."
+            )
+        if not callable(self.words.observation) and not _is_small(seen):
+            raise InvalidConfigError(
+                f"GymnasiumEnv: the observations of {name} are {str(seen)[:120]}; they must be {known}, Text, or Tuple "
+                f"or Dict of these, with at most {MAX_NUMBERS} numbers. Give Words a function that describes them."
+            )
+        n_names, size = len(self.words.actions), int(acted.n) if isinstance(acted, spaces.Discrete) else _size(acted)
+        if n_names not in (0, size):
+            raise InvalidConfigError(f"GymnasiumEnv: there are {n_names} names for the {size} actions of {acted}.")
+
     def _described(self) -> str:
         words = self.words.observation
         if callable(words):
@@ -322,14 +343,27 @@ class GymnasiumEnv(TextEnv):
         return describe(self.inner.observation_space, self._state, words)
 
 
-def _check_small(env_id: str, what: str, space: spaces.Space[Any]) -> None:
-    size = _size(space)
-    is_action = what == "actions"
-    if isinstance(space, spaces.Discrete) and is_action and space.n > MAX_CHOICES:
-        raise InvalidConfigError(f"GymnasiumEnv: {env_id} has {space.n} actions; at most {MAX_CHOICES} can be named.")
-    if size is None or size > MAX_NUMBERS or (is_action and isinstance(space, spaces.Tuple | spaces.Dict)):
-        known = "Discrete, MultiDiscrete, MultiBinary or Box" + ("" if is_action else ", or Tuple or Dict of these")
+def _made(env: Any, kwargs: dict[str, Any]) -> tuple[gym.Env[Any, Any], int]:
+    """Return the environment that was given or is made, and its limit of steps."""
+    made, spec, name = env, None, _name(env)
+    if isinstance(env, gym.Env):
+        if kwargs:
+            raise InvalidConfigError(f"GymnasiumEnv: {name} exists already; env_kwargs={kwargs} come too late.")
+    elif isinstance(env, str) or callable(env):
+        try:
+            made = gym.make(env, max_episode_steps=-1, **kwargs) if isinstance(env, str) else env(**kwargs)
+            spec = gym.spec(env.rpartition(":")[2]) if isinstance(env, str) else None
+        except Exception as error:
+            raise InvalidConfigError(f"GymnasiumEnv: {name} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(made, gym.Env):
         raise InvalidConfigError(
-            f"GymnasiumEnv: the {what} of {env_id} are {str(space)[:120]}; they must be {known}, with at most "
-            f"{MAX_NUMBERS} numbers. Wrap the environment first."
+            f"GymnasiumEnv: {name} {'is' if made is env else 'returned an object'} of type {type(made).__name__}; give "
+            "an id that gymnasium.make knows, a gymnasium.Env, its class, or a function that makes one."
         )
+    spec = spec or made.spec
+    return made, (None if spec is None else spec.max_episode_steps) or 200
+
+
+def _name(env: Any) -> str:
+    """Return how errors name what was given."""
+    return getattr(env, "__qualname__", None) or repr(env)[:80]

@@ -91,7 +91,7 @@ def register_suites() -> None:
     for name in TEXTARENA:
         _register(f"textarena/{_version_last(name)}", "textarena:TextArenaEnv", {"game": name})
     for name in GYMNASIUM:
-        _register(f"gymnasium/{name}", "gymnasium:GymnasiumEnv", {"env_id": name})
+        _register(f"gymnasium/{name}", "gymnasium:GymnasiumEnv", {"env": name})
 
 
 def _register(task_id: str, entry_point: str, kwargs: dict[str, Any]) -> None:

@@ -199,7 +199,7 @@ def _subject(env: str | Callable[..., gym.Env[str, str]], settings: Settings, kw
         if not isinstance(space, gym.spaces.Text):
             raise InvalidConfigError(
                 f"{name} has the space {space}; it must be a gymnasium.spaces.Text. For numbers take "
-                f"llm_envs.bridges.gymnasium:GymnasiumEnv with env_id, which puts them into words."
+                f"llm_envs.bridges.gymnasium:GymnasiumEnv with env, which puts them into words."
             )
     return subject if subject.is_task else replace(subject, effort=replace(effort, n_hostile_episodes=_N_HOSTILE))
 

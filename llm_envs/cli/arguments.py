@@ -237,7 +237,10 @@ def require_text(task: str, env_kwargs: dict[str, Any]) -> str:
     env = make_env(task_id, env_kwargs)
     try:
         if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):
-            raise InvalidConfigError(f"{task_id} is not a text environment; `llm-envs list` lists them.")
+            raise InvalidConfigError(
+                f"{task} has the spaces {str(env.observation_space)[:80]} and {str(env.action_space)[:80]}; both "
+                "must be gymnasium.spaces.Text. llm_envs.bridges.gymnasium.GymnasiumEnv puts small spaces into words."
+            )
     finally:
         close_env(env)
     return task_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -115,41 +116,105 @@ def test_what_is_shown() -> None:
     assert (reward, terminated) == (-0.1, False)
 
 
-def test_other_environments_and_what_is_refused() -> None:
-    class Corridor(gym.Env[Any, Any]):
-        observation_space, action_space = spaces.Discrete(4), spaces.Discrete(2)
+class Corridor(gym.Env[Any, Any]):
+    """Go to the last cell."""
 
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[int, dict[str, Any]]:
-            self.at = 0
-            return 0, {}
+    observation_space: spaces.Space[Any] = spaces.Discrete(4)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
 
-        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-            self.at += action
-            return self.at, float(self.at == 3), self.at == 3, False, {}
+    def __init__(self, goal: int = 3) -> None:
+        self.goal = goal
 
-    class Pictures(Corridor):
-        observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.at = 0
+        return 0, {}
 
-    gym.register("test/Corridor-v0", Corridor)
-    gym.register("test/Pictures-v0", Pictures)
-    try:
-        env = GymnasiumEnv(env_id="test/Corridor-v0", words=Words("Go to the end.", ["cell"], ["stay", "go"]))
-        assert env.reset(seed=1)[0] == "The actions are stay, go.\nState: cell 0"
-        assert [env.step("<answer>go</answer>")[2] for _ in range(3)] == [False, False, True]
-        with pytest.raises(EnvContractError, match="has no oracle"):
-            env.reset(seed=1)
-            env.oracle()
-        with pytest.raises(InvalidConfigError, match=r"the observations of test/Pictures-v0 are Box\(0, 255"):
-            GymnasiumEnv(env_id="test/Pictures-v0")
-        with pytest.raises(InvalidConfigError, match="there are 1 names for the 2 actions"):
-            GymnasiumEnv(env_id="test/Corridor-v0", words=Words(actions=["go"]))
-    finally:
-        gym.registry.pop("test/Corridor-v0")
-        gym.registry.pop("test/Pictures-v0")
-    with pytest.raises(InvalidConfigError, match="'No-v0' cannot be made"):
-        GymnasiumEnv(env_id="No-v0")
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += action
+        return self.at, float(self.at == self.goal), self.at == self.goal, False, {}
+
+
+class Pictures(Corridor):
+    observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+
+
+class Told(Corridor):
+    """Its observations are texts."""
+
+    observation_space = spaces.Text(100)
+
+    def reset(self, **given: Any) -> tuple[str, dict[str, Any]]:
+        return f"You are in cell {super().reset(**given)[0]}.", {}
+
+
+class Texts(Told):
+    action_space = spaces.Text(100)
+
+
+WORDED = Words("Go to the end.", ["cell"], ["stay", "go"])
+
+
+@pytest.fixture
+def corridor() -> Iterator[str]:
+    gym.register("test/Corridor-v0", Corridor, max_episode_steps=7, reward_threshold=0.5)
+    yield "test/Corridor-v0"
+    gym.registry.pop("test/Corridor-v0")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "limit"),
+    [
+        (lambda: "test/Corridor-v0", "test/Corridor-v0", 7),
+        (lambda: Corridor, "Corridor", 200),
+        (lambda: lambda **kwargs: Corridor(**kwargs), "<lambda>", 200),
+        (lambda: gym.make("test/Corridor-v0"), "test/Corridor-v0", 7),
+        (Corridor, "Corridor", 200),
+    ],
+    ids=["id", "class", "function", "made by Gymnasium", "made by hand"],
+)
+def test_an_id_a_class_a_function_or_an_environment(corridor: str, make: Any, name: str, limit: int) -> None:
+    given = make()
+    env = GymnasiumEnv(given, words=WORDED, difficulty="default")
+    assert name in env.env_name and env.max_turns == limit
+    assert env.reset(seed=1)[0] == "The actions are stay, go.\nState: cell 0"
+    steps = [env.step("<answer>go</answer>") for _ in range(3)]
+    assert [step[2] for step in steps] == [False, False, True] and steps[-1][4]["is_success"] is True
+    env.reset(seed=1)
+    with pytest.raises(EnvContractError, match="has no oracle"):
+        env.oracle()
+    if isinstance(given, gym.Env):
+        with pytest.raises(InvalidConfigError, match=r"Corridor.*env_kwargs=\{'goal': 1\}"):
+            GymnasiumEnv(given, env_kwargs={"goal": 1})
+    else:
+        near = GymnasiumEnv(given, words=WORDED, env_kwargs={"goal": 1})
+        near.reset(seed=1)
+        assert near.step("<answer>go</answer>")[2] is True
+        with pytest.raises(InvalidConfigError, match=rf"{name}'? cannot be made: TypeError: .*'gaol'"):
+            GymnasiumEnv(given, env_kwargs={"gaol": 1})
+
+
+def test_texts_and_functions_describe_observations() -> None:
+    assert GymnasiumEnv(Told).reset(seed=1)[0].endswith("State: You are in cell 0.")
+    shown = Words(observation=lambda state, env: f"picture {state} of {type(env).__name__}")
+    assert GymnasiumEnv(Pictures, words=shown).reset(seed=1)[0].endswith("State: picture 0 of Pictures")
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "said"),
+    [
+        ("No-v0", None, "'No-v0' cannot be made"),
+        (3, None, "3 is of type int"),
+        (dict, None, "dict returned an object of type dict"),
+        (Pictures, None, r"the observations of Pictures are Box\(0, 255.*Words"),
+        (Corridor, Words(actions=["go"]), "1 names for the 2 actions"),
+        (Texts, None, "Texts has texts already"),
+        (type("Written", (Corridor,), {"action_space": spaces.Text(5)}), None, "the actions of Written are Text"),
+        (type("Wide", (Corridor,), {"action_space": spaces.Discrete(1001)}), None, "Wide has 1001 actions"),
+    ],
+)
+def test_what_is_refused(given: Any, words: Words | None, said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=said):
+        GymnasiumEnv(given, words=words)
 
 
 def test_they_are_evaluated_as_any_task() -> None:

@@ -153,7 +153,7 @@ def test_a_task_that_declares_too_little_breaks_its_contract_only(undocumented: 
         ("no.such.module:Env", InvalidConfigError, "No module named 'no'"),
         ("llm_envs.testing:Nothing", InvalidConfigError, "has no Nothing"),
         ("llm/NoSuchTask-v0", UnknownTaskError, "there is no task"),
-        (lambda: gym.make("CartPole-v1"), InvalidConfigError, "GymnasiumEnv with env_id, which puts them into words"),
+        (lambda: gym.make("CartPole-v1"), InvalidConfigError, "GymnasiumEnv with env, which puts them into words"),
         (lambda: 3, InvalidConfigError, r"is a int; it must be a gymnasium.Env"),
         (lambda: 1 / 0, InvalidConfigError, "cannot be made: ZeroDivisionError"),
     ],

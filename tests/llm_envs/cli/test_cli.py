@@ -158,7 +158,7 @@ def test_a_person_who_leaves_ends_it_readably(tmp_path: Path) -> None:
         (["check", "llm/Arithmetic-v0", "llm/Calculater-v0"], "llm/Calculator-v0"),
         (["play", "llm/Calculator-v0", "--difficulty", "harrd"], "harrd"),
         (["play", "llm/Calculator-v0", "--split", "validation"], "validation"),
-        (["play", "CartPole-v1"], "CartPole-v1 is not a text environment"),
+        (["play", "CartPole-v1"], "CartPole-v1 has the spaces Box("),
         (["train", "no-such-training"], "no"),
     ],
 )

@@ -167,7 +167,7 @@ class TestCollect:
             ([f"{CALCULATOR}:0"], "the weight must be a number above 0"),
             ([f"{CALCULATOR}:nan"], "the weight must be a number above 0"),
             ([CALCULATOR, f"{CALCULATOR}:2"], "given twice"),
-            (["CartPole-v1"], "CartPole-v1 is not a text environment"),
+            (["CartPole-v1"], "CartPole-v1 has the spaces Box("),
             ([CALCULATOR, "--difficulty", "harrd"], "harrd"),
             ([CALCULATOR, "--split", "test", "--env-kwargs", '{"split": "train"}'], "give only one"),
             ([CALCULATOR, "--env-kwargs", '{"colour": 1}'], "colour"),

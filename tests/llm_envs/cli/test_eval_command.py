@@ -191,7 +191,7 @@ class TestBadInput:
             (["llm/Calculater-v0"], CALCULATOR),
             (["llm/Nothing*"], "no task matches"),
             ([f"{CALCULATOR}:2"], "plays n problems of each task; leave the weight out"),
-            (["CartPole-v1", "--split", "none"], "CartPole-v1 is not a text environment"),
+            (["CartPole-v1", "--split", "none"], "CartPole-v1 has the spaces Box("),
             ([CALCULATOR, "--difficulty", "easy,harrd"], "harrd"),
             ([CALCULATOR, "--difficulty", "easy,easy"], "occurs twice"),
             ([CALCULATOR, "--split", "test", "--env-kwargs", '{"split": "train"}'], "give only one"),
