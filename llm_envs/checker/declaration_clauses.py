@@ -49,7 +49,8 @@ def is_made(subject: Subject) -> str:
     """`gymnasium.make` gives a `TextEnv` with the shared text spaces."""
     require(
         subject.is_task,
-        f"{type(subject.env.unwrapped).__name__} is not an llm_envs.TextEnv: subclass it, or one of its subclasses",
+        f"{type(subject.env.unwrapped).__name__} is not an llm_envs.TextEnv: subclass it or one of its subclasses, or "
+        "examine it with `llm-envs certify`",
     )
     task = subject.task
     for name in ("observation_space", "action_space"):

@@ -16,6 +16,7 @@ EXAMPLES = """
 examples:
   llm-envs serve-envs
   llm-envs serve-envs --workers 4
+  llm-envs serve-envs my_env.py:MyEnv
   llm-envs serve-envs --host 10.0.0.5 --port 7100 --workers 32
 
 Runs reach it with --env-servers HOST:PORT and the token in LLM_ENVS_ENV_TOKEN. Whoever has the token can run any code
@@ -25,6 +26,12 @@ here.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.add_argument(
+        "envs",
+        nargs="*",
+        metavar="ENV",
+        help="FILE.py:NAME of environments of yours, so that workers find the file; others need not be named",
+    )
     parser.add_argument(
         "--workers",
         type=positive,
@@ -37,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM, and return the exit code."""
+    from llm_envs.objects import env_id
     from llm_envs.processes import processors
+    from llm_envs.registration import task_spec
     from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
     from llm_envs.rollout.workers.server import EnvServer
 
@@ -48,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
             token = secrets.token_urlsafe(24)
             print(f"export {TOKEN_VARIABLE}={token}", flush=True)
         warn_of_every_address(arguments.host, "run any code here")
+        for name in arguments.envs:
+            task_spec(env_id(name))  # its folder is now in `sys.path`, which workers inherit
         n_workers = arguments.workers or processors()
         server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
         print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)

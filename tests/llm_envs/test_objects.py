@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,23 @@ def test_commands_take_environments_and_policies_of_a_file(
     assert main(["eval", sums, "-n", "2"]) == 0
     assert main(["play", sums, "--policy", f"{file}:brief"]) == 2  # it makes no policy
     assert "brief" in capsys.readouterr().err
+
+
+def test_a_run_of_a_files_environment_is_read_without_the_file(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["collect", f"{file}:Sums", "--policy", "oracle", "-n", "8", "--out", str(run)]) == 0
+    gym.registry.pop("objects_of_a_test/Sums-v0")  # as in a new process, on a machine without the file
+    sys.modules.pop("objects_of_a_test")
+    Path(file).unlink()
+    capsys.readouterr()
+    assert main(["eval", "--replay", str(run)]) == 0
+    assert re.search(r"objects_of_a_test/Sums-v0 +8 +1 +100\.0%", capsys.readouterr().out)
+    assert main(["report", str(run)]) == 0
+    assert "objects_of_a_test/Sums-v0" in (run / "report.html").read_text()
+    assert main(["export", str(run), str(tmp_path / "out.jsonl"), "--to", "messages"]) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 8
 
 
 def test_check_and_branch_take_an_environment_of_a_file(

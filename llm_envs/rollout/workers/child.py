@@ -48,7 +48,8 @@ class _Host:
         except Exception as error:
             raise InvalidConfigError(
                 f"the environment's factory cannot be loaded in a worker process: {type(error).__name__}: "
-                f"{error_text(error)}. It must be in a module that can be imported there, or pickle by value."
+                f"{error_text(error)}. It must be in a module that can be imported there, or pickle by value; "
+                "an environment server finds FILE.py with `llm-envs serve-envs FILE.py:NAME`."
             ) from error
         if len(self.targets) >= MAX_TARGETS:
             self.targets.clear()

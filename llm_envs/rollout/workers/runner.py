@@ -14,6 +14,7 @@ Environments that may hang for ever or crash need their own process: `llm_envs.r
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 import warnings
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from llm_envs.errors import EnvContractError, ResetNeededError
+from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededError
 from llm_envs.problems import as_flag, as_number
 from llm_envs.processes.suspension import call_suspendable, has_suspended, start_suspendable
 from llm_envs.processes.threads import PooledThread, take_thread
@@ -121,6 +122,7 @@ def make_env(target: Target, kwargs: Mapping[str, Any]) -> Env:
 
     Raises:
         EnvContractError: If its code calls `sys.exit`, which would end the run.
+        InvalidConfigError: If it does not take the argument `split`.
     """
     try:
         if isinstance(target, (str, EnvSpec)):
@@ -128,6 +130,13 @@ def make_env(target: Target, kwargs: Mapping[str, Any]) -> Env:
             # values that it relies on, and `llm-envs check` checks the whole contract.
             return gym.make(target, disable_env_checker=True, **kwargs)
         return target(**kwargs)
+    except TypeError as error:
+        if "split" not in kwargs or not re.search("takes no arguments|'split'", str(error)):
+            raise
+        raise InvalidConfigError(
+            f"the environment does not take split={kwargs['split']!r} ({error}). Give it that argument, or pass none: "
+            "--split none, evaluate(split=None), a training's env_kwargs={'split': None}."
+        ) from error
     except SystemExit as error:
         raise EnvContractError(f"the environment called sys.exit({error.code!r}) while it was made.") from error
 

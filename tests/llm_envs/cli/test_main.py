@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -71,6 +72,12 @@ def test_every_option_has_a_help_and_every_command_reads_a_file() -> None:
         without = [action.dest for action in parser.actions if not action.help]
         assert without in ([], ["name"]), command
         assert ("--config" in parser.options()) == (command not in ("train", "completion")), command
+
+
+def test_the_page_of_commands_lists_each() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command_line.md"
+    listed = re.findall(r"^\| `llm-envs ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 @pytest.mark.smoke

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from machine import wait_until
 
-from llm_envs.errors import EnvContractError, ResetNeededError
+from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededError
 from llm_envs.processes import threads as pooled
 from llm_envs.rollout.workers import runner as runners
 from llm_envs.rollout.workers import slow_calls
@@ -264,6 +264,23 @@ def test_an_environment_that_exits_does_not_end_the_run() -> None:
     close_env(Quits("close"))
     with pytest.raises(EnvContractError, match=r"sys\.exit\(3\)"):
         check_made(EnvMaker("Quits", {"at": "make"}, Quits))
+
+
+class TakesNothing(NumbersEnv):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+def takes_words(*, words: str) -> NumbersEnv:
+    return NumbersEnv()
+
+
+@pytest.mark.parametrize("factory", [TakesNothing, takes_words])
+def test_an_environment_without_splits_is_named_with_the_ways_to_pass_none(factory: Any) -> None:
+    with pytest.raises(InvalidConfigError, match=r"split='test' .*--split none"):
+        check_made(EnvMaker("Mine", {"split": "test"}, factory))
+    with pytest.raises(TypeError, match="wrods"):
+        check_made(EnvMaker("Mine", {"split": "test", "wrods": 3}, lambda split, words=0: NumbersEnv()))
 
 
 @pytest.mark.parametrize("at", ["make", "close"])

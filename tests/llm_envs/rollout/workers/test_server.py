@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 from machine import wait_until
 from rogue_envs import RogueEnv
@@ -539,6 +540,37 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main([*command, str(tmp_path / "here")]) == 0
     there, here = (sorted(read_trajectories(tmp_path / n), key=lambda t: t.group_id) for n in ("there", "here"))
     assert there == here
+
+
+def test_an_environment_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is told the file, whose folder is on its path then. The file may differ in nothing but its place."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        folder.mkdir(exist_ok=True)
+        (folder / "served_envs.py").write_text(
+            "from llm_envs.tasks.arithmetic.arithmetic import ArithmeticEnv\n\n\nclass Sums(ArithmeticEnv):\n    pass\n"
+        )
+    command = ["collect", f"{tmp_path}/served_envs.py:Sums", "-n", "4", "--out"]
+    try:
+        for named in ([], [f"{tmp_path}/elsewhere/served_envs.py:Sums"]):
+            process, address = start("--workers", "1", *named)
+            try:
+                code = main([*command, str(tmp_path / "there"), "--env-servers", address])
+            finally:
+                process.kill()
+                process.wait(120)
+            error = capsys.readouterr().err
+            assert code == (0 if named else 2) and ("serve-envs FILE.py:NAME" in error) is not bool(named), error
+        assert main([*command, str(tmp_path / "here")]) == 0
+    finally:
+        sys.modules.pop("served_envs", None)
+        gym.registry.pop("served_envs/Sums-v0", None)
+    there, here = (sorted(read_trajectories(tmp_path / n), key=lambda t: t.group_id) for n in ("there", "here"))
+    assert there == here and len(here) == 4
+    assert main(["serve-envs", "llm/NoSuchTask-v0"]) == 2
+    assert "NoSuchTask" in capsys.readouterr().err
 
 
 def test_without_a_token_the_command_makes_one() -> None:
