@@ -133,7 +133,7 @@ def with_advantages(
         arguments.append(_state_numbers([states for *_, states in everything], width=arguments[-1].shape[1]))
     with together():
         advantages = limited(algorithm.advantage_fn, limit_s, f"the advantage_fn of {algorithm.name!r}")(*arguments)
-    own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
+    own = torch.as_tensor(advantages)[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
     n_rows, n_tokens = batch.mask_BT.shape
     spread = token_advantages(own, episodes.trajectories, n_rows=n_rows, n_tokens=n_tokens)
     if kl_BT is not None and algorithm.kl_in == "advantage":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
@@ -101,6 +102,46 @@ def test_reinforcement_begins_where_supervision_ended(write, folder, tmp_path, m
     (rl / "model.safetensors").unlink()
     assert main(["--config", write(), "--mode", "rl", "--model", "nowhere"]) == 0
     assert (weights(rl) - weights(sft)).abs().max() < 5e-6
+
+
+OWN = """
+from dataclasses import replace
+
+import numpy as np
+
+from llm_envs.tasks.games.guess_number import GuessNumberEnv
+from llm_envs.trainers.functional.algorithm import GRPO
+
+SEEN = []
+
+
+def always(rewards_B, group_ids_B, turn_rewards_BK):
+    SEEN.extend(rewards_B)
+    return np.ones_like(rewards_B)
+
+
+def bonus(trajectory):
+    return 7.0
+
+
+MINE = replace(GRPO, name="mine", advantage_fn=always)
+"""
+
+
+def test_environment_rewards_and_algorithm_of_ones_own_file(write, tmp_path, monkeypatch):
+    """Equal rewards train nothing by GRPO. By an algorithm whose advantages are always 1 they do."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_sft_rl.py"
+    file.write_text(OWN)
+    own = {"env": f"{file}:GuessNumberEnv", "algorithm": f"{file}:MINE", "rewards": f"{file}:bonus"}
+    section = {**STEP, "num_generations": 2, "max_completion_length": 24, "max_turns": 1, "learning_rate": 1e-3}
+    assert main(["--config", write(**own, rl={**section, "num_train_seeds": 4, "logging_steps": 1})]) == 0
+    sft, rl = tmp_path / "out" / "sft", tmp_path / "out" / "rl"
+    assert (weights(rl) - weights(sft)).abs().max() > 5e-4
+    seen = sys.modules.pop("own_sft_rl").SEEN
+    assert len(seen) == 4 and all(6.0 <= reward <= 8.0 for reward in seen)  # 7 and the environment's
+    (entry, *_) = json.loads((rl / "trainer_state.json").read_text())["log_history"]
+    assert entry["rewards/bonus/mean"] == 7.0
 
 
 def test_supervision_alone_and_from_a_saved_run(write, tmp_path, folder):
