@@ -18,7 +18,7 @@ GENERATED_PART = re.compile(
 )
 FOLDERS = {"guides", "concepts", "reference", "reference/api", "results"}
 AT_THE_TOP = {"index.md", "tutorial.md", "sft.md", "grpo.md", "ppo.md", "dpo.md", "GALLERY.md"}
-MAX_WORDS = 60_900
+MAX_WORDS = 61_720
 """Of all pages together, code blocks included. Raise it only for a new subject; merge pages that say the same."""
 MAX_README_LINES = 149
 
@@ -36,6 +36,14 @@ def test_pages_are_in_their_folders() -> None:
 def test_no_two_pages_have_one_name() -> None:
     names = Counter(Path(page).name.lower() for page in PAGES)
     assert [name for name, n in names.items() if n > 1] == []
+
+
+def test_the_index_lists_every_page() -> None:
+    """The pages of the API stand on `reference/api/modules.md`."""
+    listed = re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    api = re.findall(r"\]\(([^)#/]+)", (DOCS / "reference/api/modules.md").read_text(encoding="utf-8"))
+    found = {*listed, *(f"reference/api/{name}" for name in api), "index.md"}
+    assert [page for page in PAGES if page not in found] == []
 
 
 def test_the_documents_stay_short() -> None:

@@ -1,20 +1,24 @@
 """OpenEnv's servers as our environments, and ours as its servers, with its own package on both sides."""
 
+import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 from served import served
+from tiny_folders import one_step
 
 from llm_envs.bridges import openenv as bridge
 from llm_envs.bridges.openenv import OpenEnvEnv, create_openenv_app, observation_text
 from llm_envs.checker import Settings
 from llm_envs.checker.certification import certify
+from llm_envs.cli.main import main
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.policies import ReplayPolicy
-from llm_envs.rollout import Collector
+from llm_envs.rollout import Collector, read_trajectories
 
 pytestmark = pytest.mark.doors("openenv")
 
@@ -129,6 +133,17 @@ def test_theirs_as_ours() -> None:
         with pytest.raises(BridgeError, match="refused a step"):
             env.step("soon")
         env.close()
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(create_openenv_app("llm/GuessNumber-v0")) as url:
+        named = ["llm_envs.bridges.openenv:OpenEnvEnv", "--env-kwargs", json.dumps({"base_url": url})]
+        assert main(["certify", *named, "--check", "determinism"]) == 0
+        assert main(["eval", *named, "--split", "none", "--policy", "random", "-n", "2"]) == 0
+        assert re.search(r"openenv/\S+-v0 +2 +1 ", capsys.readouterr().out)
+        given = ["--env", named[0], "--env-kwargs", json.dumps({"base_url": url, "split": None})]
+        assert main(["train", "grpo", *given, *one_step(tmp_path)]) in (0, 1)  # 1: all rewards may be equal
+        assert len(read_trajectories(tmp_path / "out" / "trajectories" / "process-0")) == 2
 
 
 @pytest.mark.smoke

@@ -1,15 +1,19 @@
 """Environments of verifiers 0.4 as ours: tasksets with tools, with a user, with several roles, played by real code."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
+from tiny_folders import one_step
 
 from llm_envs.checker import Settings
 from llm_envs.checker.certification import certify
+from llm_envs.cli.main import main
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
+from llm_envs.rollout import read_trajectories
 from llm_envs.types import SamplingParams
 
 pytestmark = pytest.mark.doors("verifiers.v1.acp")
@@ -224,6 +228,15 @@ def test_a_limit_of_theirs_truncates(make: Any) -> None:
     assert env.step("up")[2:4] == (False, False)
     _, _, terminated, truncated, info = env.step("up")
     assert (terminated, truncated, info["is_success"]) == (False, True, False)
+
+
+def test_the_commands(modules: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["llm_envs.bridges.verifiers_env:VerifiersEnv", "--env-kwargs", '{"config": "vf-sums"}']
+    assert main(["certify", *named, "--check", "determinism"]) == 0
+    assert main(["eval", *named, "--policy", "random", "-n", "2"]) == 0
+    assert re.search(r"verifiers/\S+-v0 +2 +1 ", capsys.readouterr().out)
+    assert main(["train", "grpo", "--env", *named, *one_step(tmp_path)]) in (0, 1)  # 1: all rewards may be equal
+    assert len(read_trajectories(tmp_path / "out" / "trajectories" / "process-0")) == 2
 
 
 def test_a_policy_is_collected_and_evaluated(modules: None) -> None:
