@@ -120,6 +120,7 @@ class PromptEnv(SingleTurnEnv):
 
     difficulties: ClassVar[Mapping[str, Difficulty]] = {"all": Difficulty("The rows of the task.", chance_rate=1.0)}
     default_difficulty = "all"
+    divides_by_hash = False
     component_limits: ClassVar[Mapping[str, float]] = {}
 
     def __init__(

@@ -10,6 +10,7 @@ import pytest
 
 from llm_envs import evaluate
 from llm_envs.bridges.dataset import from_dataset
+from llm_envs.checker.certification import certify
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_boxed
 from llm_envs.policies import ConstantPolicy, OraclePolicy
@@ -117,3 +118,10 @@ def test_thinking_is_no_part_of_an_answer() -> None:
     said = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "<think>Add.</think>7"}]
     env = from_dataset([{"messages": said}])
     assert env.prompts[0]["answer"] == "7"
+
+
+def test_a_small_data_set_is_certified() -> None:
+    """It has 100 problems, 79 of them in one split."""
+    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(2, 12) for b in range(2, 12)]
+    certificate = certify(from_dataset(rows), checks=["seeds", "splits"])
+    assert certificate.failed == ()
