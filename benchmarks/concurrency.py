@@ -46,7 +46,7 @@ WIDTHS = {
     "environment": (1, 8, 32, 64, 128, 256, 512, 2048),
     "vllm": (1, 8, 32, 64, 128, 256, 512),
 }
-"""What plays -> concurrent episodes."""
+"""Policy -> concurrent episodes."""
 TURNS = 3
 LATENCY_S = 0.05
 ROUNDS = 8

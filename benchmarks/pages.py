@@ -53,8 +53,8 @@ class Book:
 
     Args:
         latencies_s: Seconds of each call: shape (rollouts, calls).
-        waiting: What waits: an asynchronous tool, a tool that has a thread during its call, or an environment that
-            declares that it blocks and has a thread of its own.
+        waiting: Whether an asynchronous tool waits, a tool that has a thread during its call, or an environment that
+            declares that it blocks and has its own thread.
     """
 
     def __init__(self, latencies_s: npt.NDArray[np.float64], waiting: Waiting = "environment") -> None:

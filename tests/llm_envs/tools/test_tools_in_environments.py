@@ -85,7 +85,7 @@ def test_a_step_with_waiting_tools_works_where_a_loop_is_running():
 
 
 class Meeting(Vault):
-    """An asynchronous tool and two plain ones, each of which waits until `N_MEETING` calls are there."""
+    """An asynchronous tool and two plain ones; each waits until `N_MEETING` calls are there."""
 
     def make_tools(self):
         return [self.meet, Tool(self.meet_in_threads, parallel=True), Tool(self.meet_in_time, timeout_s=600)]
