@@ -11,7 +11,7 @@ import pytest
 
 from llm_envs.processes.suspension import call_suspendable, can_suspend, has_suspended, start_suspendable, suspend
 
-NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
+NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="unset")
 
 
 def test_the_loop_plays_others_while_one_waits() -> None:
