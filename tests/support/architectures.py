@@ -80,15 +80,22 @@ MIXING = {
 }
 
 
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+LATENT |= {"num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+"""Multi-head latent attention: a key for each head, values of another width, and positions in 8 of a head's 24."""
+
 NAMES = [
     "afmoe",
     "apertus",
     "arcee",
+    "axk1",
     "biogpt",
     "bitnet",
     "cohere",
     "cohere2",
     "cwm",
+    "deepseek_v2",
+    "deepseek_v3",
     "ernie4_5",
     "ernie4_5_moe",
     "exaone4",
@@ -100,6 +107,7 @@ NAMES = [
     "glm",
     "glm4",
     "glm4_moe",
+    "glm4_moe_lite",
     "gpt2",
     "gpt_bigcode",
     "gpt_neox",
@@ -113,7 +121,9 @@ NAMES = [
     "jais2",
     "jetmoe",
     "llama",
+    "longcat_flash",
     "minimax_m2",
+    "minicpm3",
     "mistral",
     "ministral",
     "mixtral",
@@ -138,6 +148,7 @@ NAMES = [
     "starcoder2",
     "vaultgemma",
     "xglm",
+    "youtu",
 ]
 """Types of models that are exact in a prefix tree."""
 
@@ -146,6 +157,7 @@ def tiny(name, **changes):
     """A model of a type, with windows of 4 tokens where it has any."""
     default = CONFIG_MAPPING[name]()
     given = LLAMA | EXPERTS | {"num_local_experts": 4, "sliding_window": 4, "attention_chunk_size": 4}
+    given |= LATENT if hasattr(default, "kv_lora_rank") else {}
     given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | changes
     if name == "falcon":
         del given["head_dim"]

@@ -3,12 +3,16 @@
 A mask of the tree replaces the model's own, so that windows, sinks, soft caps and grouped heads stay as the model has
 them. It states what a token sees, and is enough on its own. transformers' attention functions over PyTorch's SDPA also
 find the tree's runs on it and compute each run against its path only: the cost is then the sum of the rows' new tokens
-times their lengths, and not the square of the tree.
+times their lengths, and not the square of the tree. On a CUDA card with `flash_attention_3`, TRL's attention over trees
+takes the same runs in one call of its kernel.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,9 +21,8 @@ from transformers import AttentionInterface
 from llm_envs.errors import ModelError
 from llm_envs.trainers.forward.prefix_tree import PrefixTree
 
-__all__ = ["register_tree_attention", "tree_masks", "tree_of"]
+__all__ = ["flash_inputs", "register_tree_attention", "tree_masks", "tree_of"]
 
-_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _KINDS = {"full_attention": "", "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Layers that a mask can be made for, and the setting that limits what they see."""
 
@@ -57,11 +60,45 @@ def register_tree_attention() -> None:
     """
     functions = AttentionInterface()
     sdpa = functions["sdpa"]
-    if isinstance(sdpa, partial) and sdpa.func is _attend:
-        return
-    # Under the names that exist: the backward pass with gradient checkpointing looks the function up again.
-    for name in ("sdpa", *(name for name in _FLASH if name in functions)):
-        AttentionInterface.register(name, partial(_attend, functions[name], sdpa))
+    sdpa = sdpa.args[1] if _is_ours(sdpa) else sdpa
+    # Under the names that exist: the backward pass with gradient checkpointing looks the function up again. A kernel
+    # from a hub has its name from the first model on that loads it.
+    for name in list(functions.valid_keys()):
+        if (name == "sdpa" or "flash" in name) and not name.startswith("paged|") and not _is_ours(functions[name]):
+            AttentionInterface.register(name, partial(_attend, functions[name], sdpa))
+
+
+def _is_ours(function: Any) -> bool:
+    return isinstance(function, partial) and function.func is _attend
+
+
+def flash_inputs(tree: PrefixTree) -> dict[str, Any]:
+    """Return the runs of a tree as arguments of `trl.experimental.async_grpo.packing.tree_attention`.
+
+    Args:
+        tree: The tree. Each of its runs is one sequence of queries, whose keys are the run's path.
+    """
+    queries, keys = [run.stop - run.start for run in tree.runs], [len(run.path) for run in tree.runs]
+    device = tree.ids_N.device
+    return {
+        "tree_kv_index": torch.cat([run.path for run in tree.runs]),
+        "tree_cu_seqlens_q": torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device),
+        "tree_cu_seqlens_k": torch.tensor([0, *accumulate(keys)], dtype=torch.int32, device=device),
+        "tree_max_seqlen_q": max(queries),
+        "tree_max_seqlen_k": max(keys),
+    }
+
+
+@cache
+def _trls_attention() -> Callable[..., Any] | None:
+    """Return TRL's attention over trees, or None where its kernel does not load."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that it is experimental
+            from trl.experimental.async_grpo import packing
+        packing._flash_attn()
+    except Exception:  # whatever is missing: TRL's module, the package `kernels`, the hub, a kernel for this card
+        return None
+    return packing.tree_attention
 
 
 def _attend(
@@ -78,6 +115,9 @@ def _attend(
     tree = tree_of(attention_mask)
     if tree is None:
         return original(module, query, key, value, attention_mask, *args, **kwargs)
+    inputs = getattr(attention_mask, "flash_inputs", None)
+    if inputs is not None and kwargs.get("s_aux") is None and (trls := _trls_attention()) is not None:
+        return trls(module, query, key, value, None, *args, **kwargs, **inputs)
     outputs = []
     masks: Any = getattr(attention_mask, "by_run")  # noqa: B009  # tensors declare no attributes
     # Cut once and put together: gradients add up by part, where an index would write as much as all nodes each time.
@@ -131,5 +171,8 @@ def _mask(tree: PrefixTree, kind: str, config: Any, dtype: torch.dtype) -> torch
         by_run.append(None if is_causal else mask[None, None])
     if config._attn_implementation == "eager":
         seen = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    vars(seen).update(prefix_tree=tree, by_run=tuple(by_run))
+    # "flash_attention_3", or "kernels-community/vllm-flash-attn3", which transformers makes of it.
+    has_flash = "flash" in (name := config._attn_implementation) and name.endswith("3") and device.type == "cuda"
+    flash = flash_inputs(tree) if has_flash and kind != "chunked_attention" else None
+    vars(seen).update(prefix_tree=tree, by_run=tuple(by_run), flash_inputs=flash)
     return seen
