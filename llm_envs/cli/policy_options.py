@@ -6,6 +6,8 @@
 --model DIR --serve N [--server-args ARGS]       vllm serve processes started for the command
 --model NAME --engine api --url URL              any chat API
 --model URL [--model-name NAME]                  the same; omit the name if the server has one model
+
+DIR may have an adapter (LoRA): it plays unmerged, on the base that its configuration names.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from llm_envs.cli.arguments import positive, require_model
 from llm_envs.cli.parser import Repeatable
 from llm_envs.errors import BridgeError, InvalidConfigError, public_address
 from llm_envs.objects import absolute_name, is_named, load_object
+from llm_envs.policies.vllm.adapters import adapter_config, rank_setting
 from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, error_text, import_httpx, is_local, without_key
 
 if TYPE_CHECKING:
@@ -80,7 +83,8 @@ def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None
     group.add_argument(
         "--model",
         metavar="MODEL",
-        help="a folder, a name on a model hub, a name at an API, or the API's address (https://host/v1)",
+        help="a folder of a model, or of an adapter, which plays unmerged on the base that it names; a name on a model "
+        "hub, a name at an API, or the API's address (https://host/v1)",
     )
     group.add_argument(
         "--model-name", metavar="NAME", help="the model's name at --model URL; default: the only one there"
@@ -153,6 +157,8 @@ def check_player(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--engine api takes one --url.")
     if kind in ("transformers", "vllm", "serve") or (kind == "server" and arguments.tokenizer is None):
         require_model(arguments.model, "--model")
+    if kind in ("transformers", "vllm", "serve") and _is_adapter(arguments.model):
+        require_model(_base_of(arguments.model), f"--model {arguments.model} has an adapter whose base is")
     if arguments.tokenizer is not None:
         require_model(arguments.tokenizer, "--tokenizer")
 
@@ -304,8 +310,22 @@ def _vllm(arguments: argparse.Namespace) -> PolicyAndCodec:
     # An engine shares its layers over all GPUs of its Ray actor. In a placement group vLLM would start more actors,
     # which wait for GPUs that this actor has.
     shards: dict[str, Any] = {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
-    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **shards)
+    if _is_adapter(arguments.model):
+        rank = rank_setting(Path(arguments.model))
+        shards |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1, "tokenizer": arguments.model}
+    policy = VLLMEnginePolicy.from_pretrained(_base_of(arguments.model), **shards)
+    if _is_adapter(arguments.model):
+        policy.use_adapter(arguments.model)
     return policy, policy.codec
+
+
+def _base_of(model: str) -> str:
+    """Return the base of an adapter's folder; anything else as it is."""
+    return str(adapter_config(Path(model))["base_model_name_or_path"]) if _is_adapter(model) else model
+
+
+def _is_adapter(model: str) -> bool:
+    return (Path(model) / "adapter_config.json").is_file()
 
 
 def _server(
@@ -317,10 +337,12 @@ def _server(
     policy = VLLMServerPolicy(
         urls or arguments.url,
         load_tokenizer(arguments.tokenizer or arguments.model),
-        model=arguments.model,
+        model=_base_of(arguments.model),
         api_key=api_key or os.environ.get(API_KEY),
         max_concurrency=_at_once(arguments),
     )
+    if _is_adapter(arguments.model):
+        policy.use_adapter(arguments.model)
     return policy, policy.codec
 
 
@@ -337,10 +359,13 @@ def _serve(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
 
     n, key = arguments.serve, os.environ.get("VLLM_API_KEY")  # vLLM's servers read this variable too
     print(f"llm-envs: starting {n} vllm serve of {arguments.model} ...", file=sys.stderr)
+    args = shlex.split(arguments.server_args or "")
+    if _is_adapter(arguments.model):
+        args += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank_setting(Path(arguments.model)))]
     with start_servers(
-        arguments.model,
+        _base_of(arguments.model),
         n,
-        args=shlex.split(arguments.server_args or ""),
+        args=args,
         devices=arguments.devices or _one_gpu_each(n),
     ) as servers:
         print(f"llm-envs: they answer at {', '.join(servers.urls)}", file=sys.stderr)

@@ -46,7 +46,7 @@ ends it, and answers with its trajectory. The variable LLM_ENVS_SERVE_TOKEN sets
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a folder, or a name on a model hub")
+    parser.add_argument("model", metavar="MODEL", help="a folder of a model or an adapter, or a name on a model hub")
     parser.add_argument(
         "--engine", choices=["transformers", "vllm"], help="engine of the model, in this process; default: transformers"
     )

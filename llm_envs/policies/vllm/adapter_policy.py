@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf, check_adapter_folder
+from llm_envs.policies.vllm.adapters import Adapter, AdapterShelf, rank_setting
 from llm_envs.policies.vllm.exchange import WeightStore, new_tag
 from llm_envs.types import Sampled, SamplingParams
 
@@ -69,6 +69,10 @@ class HasAdapters(ABC):
         """
         self.send_adapter(self.prepare_adapter(tensors, version))
 
+    def use_adapter(self, folder: str | Path, version: int = 0) -> None:
+        """Make an adapter that PEFT saved the present one; see `with_adapter`."""
+        self.send_adapter(_saved(folder, version))
+
     def with_adapter(self, folder: str | Path | None = None, version: int = 0) -> AdapterPolicy:
         """Return a policy that plays with one adapter on the same engine or servers.
 
@@ -81,10 +85,7 @@ class HasAdapters(ABC):
             InvalidConfigError: If the folder has no adapter for vLLM, or none is present.
             ModelError: If vLLM refuses it.
         """
-        given = None
-        if folder is not None:
-            check_adapter_folder(Path(folder))
-            given = Adapter(Path(folder).resolve(), version, new_tag(version))
+        given = None if folder is None else _saved(folder, version)
         if (adapter := self.shelf.take(given)) is None:
             raise InvalidConfigError(
                 f"{type(self).__name__} has no adapter yet: train with lora_sync='adapter', or name a folder."
@@ -93,6 +94,11 @@ class HasAdapters(ABC):
         if given is not None:
             self.load_adapter(given)
         return policy
+
+
+def _saved(folder: str | Path, version: int) -> Adapter:
+    rank_setting(Path(folder))
+    return Adapter(Path(folder).resolve(), version, new_tag(version))
 
 
 class AdapterPolicy:

@@ -18,7 +18,16 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError, ModelError, extra_needed
 
-__all__ = ["RANKS", "Adapter", "AdapterShelf", "check_adapter_folder", "check_bare", "n_adapter_bytes", "write_adapter"]
+__all__ = [
+    "RANKS",
+    "Adapter",
+    "AdapterShelf",
+    "adapter_config",
+    "check_bare",
+    "n_adapter_bytes",
+    "rank_setting",
+    "write_adapter",
+]
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values of vLLM's `max_lora_rank` that we start engines with; it also has 1 and 320."""
@@ -66,22 +75,36 @@ def n_adapter_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def check_adapter_folder(folder: Path) -> None:
-    """Check an adapter that PEFT has saved for what vLLM would read wrongly; it refuses the rest itself.
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of an adapter that PEFT has saved.
 
     Raises:
-        InvalidConfigError: If the folder has no adapter, or its layers have different ranks or scales.
+        InvalidConfigError: If the folder has none.
     """
     path = folder / "adapter_config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidConfigError(f"{str(folder)!r} has no adapter ({error}): give a folder that PEFT saved.") from error
+    return config
+
+
+def rank_setting(folder: Path) -> int:
+    """Return the `max_lora_rank` that a saved adapter needs. Refuse an adapter that vLLM would read wrongly.
+
+    Raises:
+        InvalidConfigError: If the folder has no adapter, its layers have different ranks or scales, or the rank is too
+            large.
+    """
+    config = adapter_config(folder)
     if wrong := [f"{name}={config[name]}" for name in ("rank_pattern", "alpha_pattern") if config.get(name)]:
         raise InvalidConfigError(
             f"{str(folder)!r}: vLLM takes one rank and one scale for all layers, and this adapter has "
             f"{', '.join(wrong)}. Merge it into the model (load_model(..., merge_adapter=True))."
         )
+    if (rank := config.get("r", 1)) > RANKS[-1]:
+        raise InvalidConfigError(f"{str(folder)!r}: the adapter has r={rank}, and vLLM's largest rank is {RANKS[-1]}.")
+    return next(value for value in RANKS if value >= rank)
 
 
 def check_bare(device: str | None, n_loaded: int, max_loras: int | None) -> None:
@@ -144,6 +167,12 @@ class AdapterShelf:
         """Count a user less."""
         with self._lock:
             self._users[adapter.name] -= 1
+
+    def clear(self) -> list[Adapter]:
+        """Forget all adapters, and return those that are loaded."""
+        with self._lock:
+            loaded, self._loaded, self.present = self._loaded, [], None
+        return loaded
 
     def drop_unused(self, n_kept: int = 0, in_use: Iterable[Adapter | None] = ()) -> list[Adapter]:
         """Forget the unused adapters, and return them.

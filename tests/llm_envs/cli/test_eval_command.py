@@ -109,6 +109,31 @@ class TestPlaying:
         assert (settings["engine"], settings["model"]) == ("vllm", str(tmp_path / "model"))
         assert "vllm" in Results.load(tmp_path / "run").versions
 
+    @pytest.mark.vllm
+    @pytest.mark.parametrize("how", [["--engine", "vllm"], ["--serve", "1"]])
+    def test_an_adapter_plays_on_its_base_whatever_the_engine(self, tmp_path: Path, how: list[str]) -> None:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from tiny_folders import save_tiny
+
+        from llm_envs.policies.inference.loading import load_model, load_tokenizer
+
+        base = save_tiny(tmp_path / "base", n_layers=2)
+        model = get_peft_model(load_model(base, dtype="float32"), LoraConfig(r=4, target_modules="all-linear"))
+        torch.manual_seed(0)
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(value, std=0.3)
+        model.save_pretrained(tmp_path / "adapter")
+        load_tokenizer(base).save_pretrained(tmp_path / "adapter")
+        told = {}
+        for name, folder, options in (("base", base, []), ("own", tmp_path / "adapter", []), ("vllm", None, how)):
+            command = [CALCULATOR, "-n", "3", "--model", folder or tmp_path / "adapter", "--temperature", "0", *options]
+            out = ["--out", tmp_path / f"run-{name}", "--max-turn-tokens", "4", "--max-turns", "2"]
+            assert evaluate(*command, *out) == 0
+            told[name] = [row.ids.tolist() for t in read_trajectories(tmp_path / f"run-{name}") for row in t.rows]
+        assert told["vllm"] == told["own"] != told["base"]
+
     def test_json(self, capsys: Capture) -> None:
         assert evaluate(CALCULATOR, "-n", "2", "--json", "--confidence", "0.9") == 0
         data: dict[str, Any] = json.loads(capsys.readouterr().out)

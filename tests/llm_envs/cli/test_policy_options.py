@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,29 @@ def test_a_model_on_servers_that_run(tmp_path: Path, model: Path, monkeypatch: p
     assert stored.settings == {"envs": [[CALCULATOR, 1.0, {}]], "seed": 0, "group_size": 1} | chosen
     assert [t.status for t in stored.trajectories] == ["ok"] * 4
     assert all(t.rows[0].logps[t.rows[0].mask].tolist() == [-0.5] * 3 for t in stored.trajectories)
+
+
+def test_an_adapter_on_servers_of_its_base(tmp_path: Path, model: Path) -> None:
+    from llm_envs.policies.inference.loading import load_tokenizer
+
+    adapter, tokenizer = tmp_path / "adapter", load_tokenizer(model)
+    tokenizer.save_pretrained(adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "base_model_name_or_path": str(model)}))
+    answers = {"root": str(model), "max_model_len": 4096, "max_lora_rank": 16}
+    with fake_server(vllm_answers(tokenizer, lambda asked, n: completion([5, 6, 2]), **answers)) as server:
+        command = [CALCULATOR, "-n", "2", "--out", tmp_path / "run", "--max-turns", "1"]
+        assert collect(*command, "--model", adapter, "--url", server.url) == 0
+        (load,) = server.paths("/v1/load_lora_adapter")
+        assert load.body["lora_path"] == str(adapter)
+        assert {asked.body["model"] for asked in server.paths("/v1/completions")} == {load.body["lora_name"]}
+    assert read_run(tmp_path / "run").settings["model"] == str(adapter)
+
+
+@pytest.mark.parametrize("how", [[], ["--engine", "vllm"], ["--serve", "1"]])
+def test_an_adapter_whose_base_has_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: list[str]) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "/gone/model"}')
+    assert collect(CALCULATOR, "-n", "1", "--out", tmp_path / "run", "--model", tmp_path, *how) == 2
+    assert f"--model {tmp_path} has an adapter whose base is /gone/model" in capsys.readouterr().err
 
 
 def test_a_chat_api(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

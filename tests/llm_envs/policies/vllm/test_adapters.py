@@ -10,9 +10,9 @@ from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.vllm.adapters import (
     Adapter,
     AdapterShelf,
-    check_adapter_folder,
     check_bare,
     n_adapter_bytes,
+    rank_setting,
     write_adapter,
 )
 from llm_envs.policies.vllm.exchange import WeightStore, version_of
@@ -73,9 +73,14 @@ def test_a_turn_without_an_adapter_on_a_cpu_needs_a_slot_that_was_never_filled()
 
 def test_a_folder_that_vllm_would_read_wrongly_is_refused(tmp_path):
     with pytest.raises(InvalidConfigError, match="has no adapter"):
-        check_adapter_folder(tmp_path)
+        rank_setting(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "alpha_pattern": {"q_proj": 4}, "rank_pattern": {}}')
     with pytest.raises(InvalidConfigError, match=r"alpha_pattern=\{'q_proj': 4\}"):
-        check_adapter_folder(tmp_path)
+        rank_setting(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"r": 8, "alpha_pattern": {}}')
-    check_adapter_folder(tmp_path)
+    assert rank_setting(tmp_path) == 8
+    (tmp_path / "adapter_config.json").write_text('{"r": 9}')
+    assert rank_setting(tmp_path) == 16
+    (tmp_path / "adapter_config.json").write_text('{"r": 600}')
+    with pytest.raises(InvalidConfigError, match=r"r=600.*512"):
+        rank_setting(tmp_path)
