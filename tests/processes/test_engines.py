@@ -42,6 +42,41 @@ def servers(tmp_path_factory, model_folder, episodes):
     return results(out, "servers")
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory, model_folder, episodes):
+    """Separate servers: on a CPU, turns without an adapter are refused once some were loaded."""
+    out = tmp_path_factory.mktemp("adapters")
+    args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32")
+    args += ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "4")
+    with start_servers(model_folder, 1, args=args, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}) as started:
+        env = {"SERVER_URLS": " ".join(started.urls)}
+        launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "adapters", limit_s=1200, env=env).check()
+    return results(out, "adapters")
+
+
+@pytest.mark.parametrize("kind", ["engine", "server"])
+def test_an_adapter_is_sent_as_such_and_the_processes_stay_alike(adapters, kind):
+    one, other = (rank[kind] for rank in adapters)
+    for rank in (one, other):
+        assert rank["step"] == 3 and rank["sends"]
+        assert len(rank["gaps"]) == 3 and max(rank["gaps"]) < 1e-4
+        assert rank["turns"] == [[[step]] * len(turns) for step, turns in enumerate(rank["turns"])]
+        assert rank["present"] == 2
+    assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
+def test_turns_that_are_played_ahead_have_one_adapter_each_and_old_ones_are_unloaded(adapters):
+    one, other = (rank["ahead"] for rank in adapters)
+    for rank in (one, other):
+        assert rank["step"] == 6 and rank["sends"] and rank["present"] == 5
+        assert all(len(versions) == 1 for turns in rank["turns"] for versions in turns)
+        for step, turns in enumerate(rank["turns"]):
+            assert all(max(step - 2, 0) <= version <= step for (version,) in turns)
+        assert any(version < step for step, turns in enumerate(rank["turns"]) for (version,) in turns)
+        assert rank["loaded"] <= 2 + 2
+    assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo", "pairwise"])
 @pytest.mark.parametrize("kind", ["engines", "servers", "shards"])
 def test_engines_follow_and_weights_stay_alike(request, kind, name):

@@ -478,6 +478,43 @@ class Parts:
             said[self.name]["ages"] = [entry.get("sampling/staleness_max") for entry in logs]
         return said
 
+    def adapters(self) -> dict[str, Any]:
+        """An adapter as such: an engine on each process; servers, whose base is another one (PiSSA); played ahead."""
+        said = {"engine": self.adapter_as_such("engine", ENGINE)}
+        server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": os.environ["SERVER_URLS"].split()}
+        said["server"] = self.adapter_as_such("server", server | {"max_steps": 3}, init_lora_weights="pissa")
+        Later.reset(None)
+        ahead = server | {"max_steps": 6, "async_generations": 2}
+        said["ahead"] = self.adapter_as_such("ahead", ahead, init_lora_weights="pissa")
+        return said
+
+    def adapter_as_such(self, name: str, engine: dict[str, Any], **lora: Any) -> dict[str, Any]:
+        self.name = f"adapter-{name}"
+        config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", **lora)
+        args = self.settings(EnvGRPOConfig, GROUPS, engine, lora_sync="adapter")
+        trainer = EnvGRPOTrainer(self.model, ENV, args, peft_config=config)
+        turns: list[list[list[int]]] = []
+        gaps = gaps_of(trainer) if name != "ahead" else []
+        if name != "ahead":
+            self.begin()
+            self.follow(trainer)
+        play = trainer._player.play
+
+        def note(*given: Any, **further: Any) -> Any:
+            played = play(*given, **further)
+            turns.append([[span.version for span in turn.weight_versions] for t in played for turn in t.turns])
+            return played
+
+        trainer._player.play = note
+        trainer.train()
+        policy: Any = trainer._policy
+        shelf, sends = policy.shelf, trainer.vllm_generation._sends_adapter
+        loaded = (
+            len(shelf._loaded) if not hasattr(policy, "facts") else len(policy._control.facts(policy.urls[0]).adapters)
+        )
+        trainer.close()
+        return numbers_of(trainer, gaps=gaps, turns=turns, sends=sends, loaded=loaded, present=shelf.present.version)
+
     def shards(self) -> dict[str, Any]:
         """The same on one engine for both processes: each has half of every layer."""
         return self.engines(ENGINE | {"vllm_tensor_parallel_size": 2})

@@ -167,28 +167,43 @@ class ServerEngines(ColocatedEngine):
             self._served = self.policy.served_shapes
         if self._sends_adapter:
             self._check_adapter_servers()
-        has_others = self.accelerator.num_processes > 1 or settings.ray is not None
-        is_first_of_many = self.accelerator.is_main_process and has_others
+        is_first_of_many = self.accelerator.is_main_process and self._has_others
         if settings.vllm_transport in GROUP_TRANSPORTS and is_first_of_many:
             self._look_after_servers()
 
+    @property
+    def _has_others(self) -> bool:
+        """Whether further clients of the servers play: other processes, or Ray's actors."""
+        return self.accelerator.num_processes > 1 or self._settings.ray is not None
+
     def _check_adapter_servers(self) -> None:
         """Merge if a server takes no such adapters; else find out whether the servers have the trained model's base."""
-        model = self.accelerator.unwrap_model(self.model)
-        rank, facts = adapter_rank(model), self.policy.facts
-        for one in facts:
-            if one.max_lora_rank is None or one.max_lora_rank < rank:
-                has = "was started without --enable-lora" if one.max_lora_rank is None else "has"
-                most = (
-                    "" if one.max_lora_rank is None else f" --max-lora-rank {one.max_lora_rank}, and the rank is {rank}"
-                )
-                self._merge_instead(f"{one.url} {has}{most}")
-                return
-        has_others = self.accelerator.num_processes > 1 or self._settings.ray is not None
-        self.policy.n_adapters_kept = 1 + has_others * (1 + getattr(self._settings, "async_generations", 0))
-        is_as_started = not any(is_ours(one.tag) for one in facts)
-        with suppress(ModelError):
-            self._has_base = is_as_started and has_base(self.policy.served_checkpoint, unmerged_base(model))
+        found = None
+        with raise_on_all_ranks():
+            # The other processes may lack the checkpoint, or may have asked a server before it was restarted.
+            if self.accelerator.is_main_process:
+                found = self._why_servers_merge(), self._servers_have_base()
+        ((why, self._has_base),) = broadcast_object_list([found])
+        self.policy.n_adapters_kept = 1 + self._has_others * (1 + getattr(self._settings, "async_generations", 0))
+        if why is not None:
+            self._merge_instead(why)
+
+    def _why_servers_merge(self) -> str | None:
+        rank = adapter_rank(self.accelerator.unwrap_model(self.model))
+        for one in self.policy.facts:
+            if one.max_lora_rank is None:
+                return f"{one.url} was started without --enable-lora"
+            if one.max_lora_rank < rank:
+                return f"{one.url} has --max-lora-rank {one.max_lora_rank}, and the rank is {rank}"
+        return None
+
+    def _servers_have_base(self) -> bool:
+        if any(is_ours(one.tag) for one in self.policy.facts):
+            return False
+        try:
+            return has_base(self.policy.served_checkpoint, unmerged_base(self.accelerator.unwrap_model(self.model)))
+        except ModelError:  # the checkpoint is on other machines
+            return False
 
     def _look_after_servers(self) -> None:
         """Bring restarted servers up to date until `close`: the other processes, which cannot, may wait for them."""

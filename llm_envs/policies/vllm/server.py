@@ -260,8 +260,13 @@ class VLLMServerPolicy(ServesAdapters):
         return sum(int(float(number)) for numbers in counts for number in numbers)
 
     async def aclose(self) -> None:
-        """Close the connections, which aborts running requests. The servers belong to their owner."""
+        """Close the connections, which aborts running requests, and unload the adapters that this client has loaded.
+
+        The servers belong to their owner.
+        """
         await self._clients.aclose()
+        if adapters := self.shelf.clear():
+            await asyncio.to_thread(self._unload, adapters)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._control.close()
         self._exchange.close()

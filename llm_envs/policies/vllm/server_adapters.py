@@ -62,16 +62,13 @@ class ServesAdapters(HasAdapters):
             return await self._try(turn, session, adapter)
 
     def send_adapter(self, adapter: Adapter) -> None:
-        """Make all servers load an adapter, in parallel, and make it the present one; unload unused ones."""
-        self.load_adapter(adapter)
+        """Make all servers load an adapter, in parallel, and make it the present one; unload unused ones.
+
+        If no server answers, the next turns wait until one is back, and load it.
+        """
+        self._load_on_all(adapter)
         self.follow_adapter(adapter)
-        for follow in self.followers:
-            follow(adapter)
-        for old in self.shelf.drop_unused(self.n_adapters_kept):
-            for endpoint in self._endpoints:
-                with suppress(LLMEnvsError):  # it is down, or has been restarted
-                    self._control.ask(f"{endpoint.url}/v1/unload_lora_adapter", {"lora_name": old.name})
-            self._exchange.delete_adapter(old)
+        self._unload(self.shelf.drop_unused(self.n_adapters_kept))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Make all servers load an additional adapter, in parallel.
@@ -80,16 +77,37 @@ class ServesAdapters(HasAdapters):
             ModelError: If a server refuses it.
             BridgeError: If none answers.
         """
+        errors = self._load_on_all(adapter)
+        if len(errors) == len(self._endpoints):
+            raise BridgeError(f"no server loaded the adapter: {errors[0]}")
+
+    def _load_on_all(self, adapter: Adapter) -> list[LLMEnvsError]:
+        """Return the errors of servers that do not answer; raise if one refuses the adapter."""
         errors = side_by_side(lambda endpoint: self._load_adapter(endpoint, adapter), self._endpoints)
-        refused = [error for error in errors if isinstance(error, ModelError)]
-        if refused or len(errors) == len(self._endpoints):
+        if refused := [error for error in errors if isinstance(error, ModelError)]:
             self._exchange.delete_adapter(adapter)
-            raise refused[0] if refused else BridgeError(f"no server loaded the adapter: {errors[0]}")
+            raise refused[0]
         self.shelf.add(adapter)
+        return errors
 
     def follow_adapter(self, adapter: Adapter) -> None:
         """Make an adapter the present one; a server that lacks it loads it at the next turn."""
         self.shelf.present, self.weight_version = adapter, adapter.version
+        for follow in self.followers:
+            follow(adapter)
+
+    def _unload(self, adapters: list[Adapter]) -> None:
+        """Make all servers unload adapters, and delete those that were written here."""
+        for endpoint in self._endpoints:
+            try:
+                for adapter in adapters:
+                    with suppress(ModelError):  # it has been restarted
+                        url = f"{endpoint.url}/v1/unload_lora_adapter"
+                        self._control.ask(url, {"lora_name": adapter.name}, timeout_s=self._control.quick_s)
+            except LLMEnvsError:  # it is down
+                continue
+        for adapter in adapters:
+            self._exchange.delete_adapter(adapter)
 
     def _model_of(self, facts: ServerFacts, adapter: Adapter | None) -> str:
         """Return the server's name of its model, or of the model with an adapter."""

@@ -8,8 +8,10 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
 
-from transformers import TrainerCallback  # noqa: E402  (after the skip)
+from peft import LoraConfig  # noqa: E402  (after the skip)
+from transformers import TrainerCallback  # noqa: E402
 
+from llm_envs.policies.inference import token_logps  # noqa: E402
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
 from llm_envs.trainers.episodes.generation import GenerationPlayer  # noqa: E402
 
@@ -133,4 +135,46 @@ def test_ppo_plays_ahead_too(train, tiny_folder, tmp_path):
     trainer.train()
     assert np.isfinite([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).all()
     assert [entry["sampling/staleness_max"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 1]
+    trainer.close()
+
+
+def test_each_token_that_is_played_ahead_is_of_the_adapter_of_its_version(tiny_folder, config):
+    """Scored again with the adapter of each version; a turn has one, and old ones are unloaded."""
+    adapter = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    settings = {"use_vllm": True, "vllm_max_model_length": 192, "vllm_gpu_memory_utilization": 0.3, "max_steps": 6}
+    settings |= {"lora_sync": "adapter", "learning_rate": 1e-2, "async_generations": 2}
+    trainer = EnvGRPOTrainer(tiny_folder, ENV, config(**settings), peft_config=adapter)
+    model, original = trainer.accelerator.unwrap_model(trainer.model), trainer._generate_and_score_completions
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    adapters, played = [], []
+
+    def look(inputs):
+        adapters.append({name: value.detach().clone() for name, value in trained.items()})
+        output = original(inputs)
+        played.append(trainer.last_trajectories)
+        return output
+
+    trainer._generate_and_score_completions = look
+    trainer.train()
+    assert trainer.vllm_generation._sends_adapter
+    assert (
+        len(trainer.vllm_generation.llm.llm_engine.list_loras()) <= 2
+    )  # one may have had a turn until the last update
+    model.eval()
+    ages, others = set(), []
+    for version, tensors in enumerate(adapters):
+        with torch.no_grad():
+            for name, value in tensors.items():
+                trained[name].copy_(value)
+        for step, trajectories in enumerate(played):
+            for trajectory in trajectories:
+                assert all(len(turn.weight_versions) == 1 for turn in trajectory.turns)
+                ((row,), spans) = trajectory.rows, [turn.weight_versions[0] for turn in trajectory.turns]
+                of_token = np.concatenate([np.full(span.stop - span.start, span.version) for span in spans])
+                gaps = np.abs(token_logps(model, [row.ids])[0] - row.logps)[row.mask]
+                assert gaps[of_token == version].max(initial=0) < 1e-4
+                others.append(gaps[of_token != version].max(initial=0))
+                ages |= {step - span.version for span in spans}
+    assert ages <= {0, 1, 2} and max(ages) > 0
+    assert max(others) > 0.01
     trainer.close()

@@ -117,3 +117,23 @@ def test_a_refused_adapter_is_an_error_and_the_one_before_stays(server, policy):
     with pytest.raises(ModelError, match=r"(?s)does not load the adapter.*--enable-lora"):
         policy.update_adapter(TENSORS, 2)
     assert policy.shelf.present.version == policy.weight_version == 1
+
+
+def test_a_client_that_is_closed_leaves_no_adapter_on_the_servers(server):
+    policy = VLLMServerPolicy(server.url, TOKENIZER)
+    policy.n_adapters_kept = 2
+    for version in (1, 2):
+        policy.update_adapter(TENSORS, version)
+    paths = [adapter.path for adapter in policy.shelf._loaded]
+    asyncio.run(policy.aclose())
+    assert unloads(server) == loads(server) and len(paths) == 2
+    assert not any(path.exists() for path in paths)
+
+
+def test_an_update_survives_a_server_that_has_just_been_restarted(policy, server):
+    policy.update_adapter(TENSORS, 1)
+    turn(policy)
+    server.respond = answers(process="2")
+    policy.update_adapter(TENSORS, 2)
+    assert turn(policy).weight_version == 2
+    assert asked_for(server)[-1] == policy.shelf.present.name
