@@ -15,7 +15,6 @@ from llm_envs.trainers.engines.engine_weights import active_adapter, base_weight
 from llm_envs.trainers.engines.probe import trained_kinds
 
 __all__ = [
-    "LORA_SYNCS",
     "SLOTS",
     "LoraSync",
     "adapter_rank",
@@ -26,7 +25,6 @@ __all__ = [
 ]
 
 LoraSync = Literal["merged", "adapter"]
-LORA_SYNCS: tuple[LoraSync, ...] = ("merged", "adapter")
 """How an engine or servers get an adapter that is trained."""
 SLOTS = 4
 """Adapters in one batch of an engine: the present one, older ones of running turns, past versions in self-play. Turns

@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import TRANSPORTS
-from llm_envs.trainers.engines.adapter_sync import LORA_SYNCS
+from llm_envs.trainers.engines.adapter_sync import LoraSync
 from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.forward.tree_rows import FORWARDS, Forward
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
@@ -125,7 +125,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             "many generations ago. Needs use_vllm."
         },
     )
-    lora_sync: str = field(
+    lora_sync: LoraSync = field(
         default="merged",
         metadata={
             "help": "What vLLM gets of an adapter that is trained: merged, weights with it merged; adapter, only its "
@@ -188,7 +188,6 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
             ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
-            ("lora_sync", self.lora_sync in LORA_SYNCS, f"one of {', '.join(LORA_SYNCS)}"),
             ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
             ("max_tokens_per_micro_batch", (self.max_tokens_per_micro_batch or 1) >= 1, "at least 1, or None"),
