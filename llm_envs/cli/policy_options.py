@@ -83,8 +83,8 @@ def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None
     group.add_argument(
         "--model",
         metavar="MODEL",
-        help="a folder of a model, or of an adapter, which plays unmerged on the base that it names; a name on a model "
-        "hub, a name at an API, or the API's address (https://host/v1)",
+        help="a folder, a name on a model hub, a name at an API, or the API's address (https://host/v1); an adapter's "
+        "folder plays unmerged on the base that it names",
     )
     group.add_argument(
         "--model-name", metavar="NAME", help="the model's name at --model URL; default: the only one there"
