@@ -509,11 +509,12 @@ class Parts:
         trainer.train()
         policy: Any = trainer._policy
         shelf, sends = policy.shelf, trainer.vllm_generation._sends_adapter
+        present = shelf.present.version
         loaded = (
             len(shelf._loaded) if not hasattr(policy, "facts") else len(policy._control.facts(policy.urls[0]).adapters)
         )
         trainer.close()
-        return numbers_of(trainer, gaps=gaps, turns=turns, sends=sends, loaded=loaded, present=shelf.present.version)
+        return numbers_of(trainer, gaps=gaps, turns=turns, sends=sends, loaded=loaded, present=present)
 
     def shards(self) -> dict[str, Any]:
         """The same on one engine for both processes: each has half of every layer."""

@@ -498,5 +498,9 @@ class VLLMServerPolicy(ServesAdapters):
 
 
 def open_client(urls: Sequence[str], codec: ChatCodec, **settings: Any) -> tuple[VLLMServerPolicy, ChatCodec]:
-    """Return a policy on these servers and its codec, for actors that only play and `follow` a trainer's weights."""
-    return VLLMServerPolicy(urls, codec.tokenizer, api_key=os.environ.get(API_KEY), **settings), codec
+    """Return a policy on these servers and its codec, for actors that only play and `follow` a trainer's weights.
+
+    An actor may take another one's place while a server is being restarted, and waits for it as long as turns do.
+    """
+    settings |= {"api_key": os.environ.get(API_KEY), "connect_timeout_s": 600.0}
+    return VLLMServerPolicy(urls, codec.tokenizer, **settings), codec
