@@ -196,8 +196,8 @@ class _Crew:
         self._seats: list[_Seat] = []
         self._waiting: deque[tuple[asyncio.Future[_Seat], int]] = deque()
         self._named: asyncio.Future[str] | None = None
-        self._checkpoint: Any = None
-        """Which all policies follow."""
+        self._latest: dict[type, Any] = {}
+        """The last checkpoint and the last adapter that all policies follow, in the order in which they came."""
         self._n_played = 0
 
     async def run(self) -> None:
@@ -251,7 +251,8 @@ class _Crew:
 
     async def follow(self, checkpoint: Any) -> None:
         """Hand a checkpoint to all actors, and to those that come later before they play."""
-        self._checkpoint = checkpoint
+        self._latest.pop(type(checkpoint), None)
+        self._latest[type(checkpoint)] = checkpoint
         await asyncio.gather(*(self._tell(seat, checkpoint) for seat in self._seats if seat.is_ready))
 
     async def _tell(self, seat: _Seat, checkpoint: Any) -> None:
@@ -338,10 +339,11 @@ class _Crew:
             name = await actor.start.remote(*self._arguments)
             if self._named is not None and not self._named.done():
                 self._named.set_result(name)
-            told = None
-            while told is not self._checkpoint:  # another one may come meanwhile
-                told = self._checkpoint
-                await actor.follow.remote(told)
+            told: list[Any] = []
+            while told != (latest := list(self._latest.values())):  # others may come meanwhile
+                for checkpoint in latest:
+                    await actor.follow.remote(checkpoint)
+                told = latest
             seat.is_ready = True
             self._fill()
             while True:

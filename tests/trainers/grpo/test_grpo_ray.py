@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,7 +14,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (make test-scale h
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-scale has it)")
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
-from ray.cluster_utils import Cluster  # noqa: E402  (after the skips)
+from peft import LoraConfig  # noqa: E402  (after the skips)
+from ray.cluster_utils import Cluster  # noqa: E402
 from tiny_folders import save_tiny  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
@@ -46,10 +49,10 @@ def cluster(monkeypatch):
 
 
 class KillAll(TrainerCallback):
-    """Kills the actors after the first step: those that take their places must have the new weights."""
+    """Kills the actors after the first step, and servers: those that take their places must have the new weights."""
 
-    def __init__(self, trainer):
-        self.trainer, self.n_killed = trainer, 0
+    def __init__(self, trainer, pids=()):
+        self.trainer, self.n_killed, self.pids = trainer, 0, pids
 
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 1:
@@ -57,18 +60,24 @@ class KillAll(TrainerCallback):
             for seat in list(crew._seats):
                 ray.kill(seat.actor)
                 self.n_killed += 1
+            for pid in self.pids:
+                os.killpg(pid, signal.SIGKILL)
 
 
-def test_a_training_whose_episodes_are_played_by_actors(folder, config, cluster, monkeypatch):
-    """The same tokens and versions as without Ray, in every step."""
+@pytest.mark.parametrize("lora", [None, "pissa"])
+def test_a_training_whose_episodes_are_played_by_actors(folder, config, cluster, monkeypatch, lora):
+    """The same tokens and versions as without Ray, in every step. With the adapter as such, the server dies too."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     tokens, versions = {}, {}
-    with start_servers(folder, 1, args=ARGS, env={"VLLM_CPU_KVCACHE_SPACE": "1"}) as servers:
+    further = {} if lora is None else {"lora_sync": "adapter"}
+    peft_config = lora and LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=lora)
+    args = ARGS if lora is None else (*ARGS, "--enable-lora", "--max-lora-rank", "8", "--max-loras", "4")
+    with start_servers(folder, 1, args=args, env={"VLLM_CPU_KVCACHE_SPACE": "1"}) as servers:
         for address in (None, cluster.address):
             settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": list(servers.urls)}
-            args = config(**settings, max_steps=3, max_turns=2, max_completion_length=256, ray=address)
-            trainer = EnvGRPOTrainer(folder, ENV, args)
-            kill = KillAll(trainer)
+            args = config(**settings, **further, max_steps=3, max_turns=2, max_completion_length=256, ray=address)
+            trainer = EnvGRPOTrainer(folder, ENV, args, peft_config=peft_config)
+            kill = KillAll(trainer, () if lora is None else servers.pids)
             if address is not None:
                 assert isinstance(trainer._player.collector, RayCollector)
                 trainer.add_callback(kill)
@@ -85,11 +94,12 @@ def test_a_training_whose_episodes_are_played_by_actors(folder, config, cluster,
 
             trainer._generate_and_score_completions = note
             trainer.train()
+            assert lora is None or trainer.vllm_generation._sends_adapter
             trainer.close()
             assert kill.n_killed == (0 if address is None else 2)
         agent = AgentEnv(print, [{"question": "1"}], lambda result, trajectory: 0.0)
         with pytest.raises(InvalidConfigError, match="ray="):
-            EnvGRPOTrainer(folder, agent, args)
+            EnvGRPOTrainer(folder, agent, args, peft_config=peft_config)
     assert versions[None] == versions[cluster.address] == [{0}, {1}, {2}]
     assert tokens[None] == tokens[cluster.address]
 
