@@ -2,8 +2,8 @@
 
 `call_suspendable(function)` runs a plain function in the event loop's own thread, in a greenlet. Where the function
 calls `suspend(awaitable)`, however deep, it stands still until the loop has the result, and the loop does other things
-meanwhile. A wait so costs no thread. What holds for coroutines holds for such functions: between two of them nothing
-is interrupted, but during a `suspend` any other may run, so a lock must not be held across one.
+meanwhile. A wait so costs no thread. Such functions are like
+coroutines: others run only during a `suspend`, so a lock must not be held across one.
 
 Invariants:
 
@@ -35,9 +35,9 @@ class _Suspendable(greenlet):
     has_suspended = False
     """Whether the current call has."""
     value: Any = None
-    """What the last call returned."""
+    """The result of the last call."""
     error: BaseException | None = None
-    """What it raised instead."""
+    """Its exception, if it raised one."""
 
     def run(self, function: Callable[[], Any]) -> None:
         while True:
@@ -87,7 +87,7 @@ def start_suspendable(function: Callable[[], object]) -> None:
 
 
 _unfinished: set[asyncio.Task[Any]] = set()
-"""A loop alone would not keep its tasks alive."""
+"""A loop does not keep its tasks alive."""
 
 
 def _take() -> _Suspendable:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-1. There are at most as many threads as were ever needed at once.
+1. There are at most as many threads as were ever needed together.
 2. Nothing waits for a hung thread. It is replaced, and reused if its call ever returns. No thread keeps the interpreter
    from exiting.
 3. An event loop is woken once for all functions that wait in its mailbox.
@@ -130,7 +130,7 @@ register_for_forks(_threads)
 
 
 def take_thread() -> PooledThread:
-    """Return a thread that nobody else uses until its `finish`."""
+    """Return a thread, which is the caller's until its `finish`."""
     return _threads.take()
 
 
