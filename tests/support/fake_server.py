@@ -100,6 +100,7 @@ def fake_server(respond: Respond, port: int = 0) -> Iterator[FakeServer]:
         daemon_threads = True
         block_on_close = False  # a request that stalls on purpose is not waited for
         allow_reuse_address = True
+        request_queue_size = 128  # by default 5: the connections of further turns that begin together are reset
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             if not isinstance(sys.exc_info()[1], OSError):  # else the client has gone away

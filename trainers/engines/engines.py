@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout.concurrency import most_of
-from llm_envs.trainers.engines.servers import ServerEngines
+from llm_envs.trainers.engines.servers import ServerEngines, ServerSettings
 from llm_envs.trainers.engines.weight_sync import ColocatedEngine
 
 if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
 
-__all__ = ["colocated_engine", "sharding_of", "tokenizer_of", "trainer_policy"]
+__all__ = ["colocated_engine", "evaluation_servers", "sharding_of", "tokenizer_of", "trainer_policy"]
 
 
 def sharding_of(trainer: GRPOTrainer | DPOTrainer) -> str | None:
@@ -52,26 +52,13 @@ def colocated_engine(trainer: GRPOTrainer) -> ColocatedEngine:
     args: Any = trainer.args
     model: Any = trainer.model
     tokenizer: Any = trainer.processing_class
-    common: dict[str, Any] = {
-        "seed": args.seed,
-        "version": lambda: trainer.state.global_step,
-        "lora_sync": args.lora_sync,
-    }
     if args.vllm_mode == "server":
-        return ServerEngines(
-            model,
-            trainer.accelerator,
-            tokenizer,
-            **common,
-            settings=args,
-            max_concurrency=most_of(args.max_concurrency),
-            max_model_length=args.vllm_max_model_length,
-        )
+        return _servers(trainer, args)
     return ColocatedEngine(
         model,
         trainer.accelerator,
         tokenizer,
-        **common,
+        **_common(trainer),
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,
         max_num_seqs=most_of(args.max_concurrency),
@@ -80,3 +67,33 @@ def colocated_engine(trainer: GRPOTrainer) -> ColocatedEngine:
         tensor_parallel_size=args.vllm_tensor_parallel_size,
         trust_remote_code=args.trust_remote_code,
     )
+
+
+def evaluation_servers(trainer: GRPOTrainer) -> ServerEngines:
+    """Return the servers of `eval_server_urls`, which get the trainer's weights as the training's servers do."""
+    args: Any = trainer.args
+    settings = ServerSettings(
+        vllm_server_urls=args.eval_server_urls,
+        vllm_exchange_dir=args.vllm_exchange_dir,
+        vllm_transport=args.vllm_transport,
+        vllm_transfer_address=args.vllm_transfer_address,
+    )
+    return _servers(trainer, settings)
+
+
+def _servers(trainer: GRPOTrainer, settings: ServerSettings) -> ServerEngines:
+    args: Any = trainer.args
+    return ServerEngines(
+        cast("Any", trainer.model),
+        trainer.accelerator,
+        cast("Any", trainer.processing_class),
+        **_common(trainer),
+        settings=settings,
+        max_concurrency=most_of(args.max_concurrency),
+        max_model_length=args.vllm_max_model_length,
+    )
+
+
+def _common(trainer: GRPOTrainer) -> dict[str, Any]:
+    args: Any = trainer.args
+    return {"seed": args.seed, "version": lambda: trainer.state.global_step, "lora_sync": args.lora_sync}

@@ -97,6 +97,11 @@ class ColocatedEngine(VLLMGeneration):
         self._sends_adapter = lora_sync == "adapter"
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
+    @property
+    def sends_adapter(self) -> bool:
+        """Whether the engine gets an adapter as such."""
+        return self._sends_adapter
+
     def _init_vllm(self) -> None:
         """Start the engine in this process."""
         self._check_adapter()

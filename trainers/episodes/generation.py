@@ -219,8 +219,7 @@ class GenerationPlayer:
         dropped = [trajectory for group in begun.dropped for trajectory in group.trajectories]
         # Groups finish in any order, so sort them. By length first: group 10 comes after group 9.
         self.played = [*kept, *sorted(dropped, key=lambda t: (len(t.group_id), t.group_id, t.member))]
-        if self._folder is not None:
-            self._store(self.played, self._folder)
+        self._store(self.played)
         # TRL needs an episode for every row. An errored one is masked and has no reward.
         nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
         empty = [errored_trajectory(spec, nothing, DROPPED) for group in begun.specs[len(groups) :] for spec in group]
@@ -249,6 +248,22 @@ class GenerationPlayer:
             play = partial(self.collector.aplay, first, group_filter=passes, refills=spare)
             begun.wait = self._loop.start(play).result
         return begun
+
+    def evaluation_specs(
+        self, batches: Sequence[Sequence[Mapping[str, Any]]], *, step: int, group_size: int
+    ) -> list[list[tuple[EpisodeSpec, ...]]]:
+        """Return the groups that `play` would play of an evaluation's batches of rows, one after the other."""
+        return [self._specs(rows, "eval", step, group_size) for rows in batches]
+
+    @raise_on_all_ranks()
+    def take_evaluation(self, groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+        """Make groups of an evaluation, which another collector has played, the latest generation; return the episodes.
+
+        An error on one process is raised on all.
+        """
+        self.played = [trajectory for group in groups for trajectory in group.trajectories]
+        self._store(self.played)
+        return self.played
 
     def stop(self) -> None:
         """Drop the generations that have begun early, and their episodes."""
@@ -357,15 +372,10 @@ class GenerationPlayer:
         Raises:
             RolloutFailedError: If every episode failed in `MAX_FAILED_GENERATIONS` generations in a row.
         """
-        failed = [trajectory for trajectory in rows if trajectory.status != "ok" and not is_dropped(trajectory)]
-        # All ranks count the same failures, so that all of them stop, or none.
-        counts = gather_object([(len(failed), len(rows))])
-        n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
+        n_failed, n_episodes, commonest = self.count_failures(rows)
         if not n_failed:
             self._n_failed = 0
             return
-        kinds = Counter(what_failed(trajectory) for trajectory in failed)
-        commonest = kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
         message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
         logger.warning(message)
         self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
@@ -373,6 +383,15 @@ class GenerationPlayer:
             raise RolloutFailedError(
                 f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
             )
+
+    def count_failures(self, rows: Sequence[Trajectory]) -> tuple[int, int, str]:
+        """Return how many episodes of all processes failed, how many there are, and the commonest reason here."""
+        failed = [trajectory for trajectory in rows if trajectory.status != "ok" and not is_dropped(trajectory)]
+        # All ranks count the same failures, so that all of them stop, or none.
+        counts = gather_object([(len(failed), len(rows))])
+        n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
+        kinds = Counter(what_failed(trajectory) for trajectory in failed)
+        return n_failed, n_episodes, kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint, as JSON types."""
@@ -412,9 +431,11 @@ class GenerationPlayer:
             specs.append(group_specs(self.items[split].spec(index, f"{prefix}-{start}"), len(members)))
         return specs
 
-    def _store(self, played: Sequence[Trajectory], folder: Path) -> None:
+    def _store(self, played: Sequence[Trajectory]) -> None:
+        if self._folder is None:
+            return
         if self.writer is None:
-            self.writer = TrajectoryWriter(unused_folder(folder), settings=self._settings)
+            self.writer = TrajectoryWriter(unused_folder(self._folder), settings=self._settings)
         for trajectory in played:
             self.writer.write(trajectory)
 

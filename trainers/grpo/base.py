@@ -49,9 +49,9 @@ from llm_envs.trainers.forward.token_parts import n_token_parts, token_parts
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
+from llm_envs.trainers.grpo.background_evaluation import EvaluatesInBackground
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
-from llm_envs.trainers.grpo.logs import LogsGenerations
 from llm_envs.trainers.grpo.setup import check_generation
 from llm_envs.trainers.reference import Reference, drop_reference_adapter
 from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
@@ -71,7 +71,9 @@ logger = logging.getLogger(__name__)
 UnfilterFn = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer):
+class EpisodeTrainer(
+    EvaluatesInBackground, RecordsLearning, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, GRPOTrainer
+):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
@@ -102,14 +104,12 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         self._synced_step = -1  # no step: the first generation gets the weights too
         return self.vllm_generation.policy
 
-    def _start_collector(self) -> Collector:
+    def _start_collector(self, policy: Any) -> Collector:
         args = self.args
         template = training_template(self.processing_class) if args.use_training_template else None
         codec = ChatCodec(self.processing_class, thinking=args.thinking, chat_template=template)
         context_fn = limited(self._context_fn, function_limit(args), "the context_fn")
-        return make_collector(
-            self.items["train"], self._policy, codec, args, history=args.history, context_fn=context_fn
-        )
+        return make_collector(self.items["train"], policy, codec, args, history=args.history, context_fn=context_fn)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = RecordedSampler(super()._get_train_sampler(dataset))
@@ -136,7 +136,9 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         self.learning = LearningCount()
         try:
             output = super().train(*args, **kwargs)
+            self._end_evaluation()  # if a callback ended the training
         finally:
+            self._drop_evaluation()
             self._player.stop()
         if (summary := self.learning.summary()) is not None and self.accelerator.is_main_process:
             logger.warning(summary)
@@ -371,6 +373,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
 
     def close(self) -> None:
         """Close the trajectories' log, end the collector's and the policy's threads, and servers that were started."""
+        self._close_evaluation()
         self._player.close()
         close_policy(self._policy)
         if self.use_vllm:
@@ -384,6 +387,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
     def _save_own(self, folder: Path) -> None:
         """Save the unused part of the generation, and the state that the next generation needs."""
         folder.mkdir(parents=True, exist_ok=True)
+        is_evaluated = self._settle_evaluation()
         uses = self._uses
         taken = self._step % uses["uses"]
         if taken:  # every process writes its own rows
@@ -392,7 +396,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         self._player.save_ahead(folder / "ahead")
         if self.args.should_save:
             begun = {"taken": taken, "ahead": self._player.n_ahead}
-            state = self._player.state_dict() | {"generation": begun | uses}
+            state = self._player.state_dict() | {"generation": begun | uses, "owes_evaluation": is_evaluated}
             state |= self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
@@ -407,6 +411,7 @@ class EpisodeTrainer(LogsGenerations, RecordsLearning, EnvironmentCard, ChecksNu
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and state is not None:
             self._player.load_state_dict(state)
+            self._is_owed = state.get("owes_evaluation", False) and self.args.eval_strategy != "no"
             self._reference.load(self, Path(checkpoint), state.get("reference"))
             # Before the generation, whose pairs take the current algorithm.
             self.algorithms.load_state_dict(state)

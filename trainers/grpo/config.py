@@ -10,6 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.http import check_url, server_root
 from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.trainers.engines.adapter_sync import LoraSync
 from llm_envs.trainers.engines.servers import ServerSettings, WorkerSettings
@@ -65,6 +66,14 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
     num_eval_seeds: int = field(
         default=64,
         metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
+    )
+    eval_server_urls: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Addresses of `vllm serve` processes that play evaluations during the training, with the weights "
+            "of the evaluation's step. None: an evaluation pauses the training, unless the training's servers play it "
+            "with the adapter of its step (lora_sync)."
+        },
     )
     max_turns: int | None = field(
         default=None, metadata={"help": "Turns an episode may have; None: the environment's."}
@@ -200,12 +209,39 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
                 f"at least {n_groups}: a generation's groups",
             ),
         )
+        self._check_evaluation()
         self._check_sampling_mask()
         self._check_importance_sampling()
 
     def _start_trl(self) -> None:
         """Let TRL check its fields and set the sizes of a generation."""
         GRPOConfig.__post_init__(self)
+
+    def _check_evaluation(self) -> None:
+        """Check the servers of the evaluation."""
+        if self.eval_server_urls is None:
+            return
+        urls, others = (
+            [value] if isinstance(value, str) else value or []
+            for value in (self.eval_server_urls, self.vllm_server_urls)
+        )
+        for url in urls:
+            check_url(url, "eval_server_urls")
+        shared = {server_root(url) for url in urls} & {server_root(url) for url in others}
+        has_port = self.use_vllm and self.vllm_mode == "server" and ":" in (self.vllm_transfer_address or "")
+        check_values(
+            self,
+            ("eval_server_urls", bool(urls), "one address or more, or None"),
+            ("eval_server_urls", not shared, "other servers than vllm_server_urls, whose weights change meanwhile"),
+            ("ray", self.ray is None, "None with eval_server_urls: actors play on the training's servers only"),
+            (
+                "metric_for_best_model",
+                self.metric_for_best_model is None,
+                "None with eval_server_urls, whose number comes some steps later (load_best_model_at_end and "
+                "reduce_lr_on_plateau set it)",
+            ),
+            ("vllm_transfer_address", not has_port, "HOST with eval_server_urls: two groups of servers need two ports"),
+        )
 
     def _check_sampling_mask(self) -> None:
         has_mask = self.keep_sampling_mask

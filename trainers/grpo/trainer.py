@@ -27,7 +27,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -53,6 +53,7 @@ from llm_envs.trainers.episodes.generation import GenerationPlayer
 from llm_envs.trainers.episodes.items import index_datasets
 from llm_envs.trainers.episodes.nothing_learned import LearningCount
 from llm_envs.trainers.episodes.rewards import (
+    EpisodeRewards,
     RewardSettings,
     checked_weights,
     score_episodes,
@@ -78,6 +79,7 @@ from llm_envs.trainers.grpo.setup import check_arguments, make_splits, no_reward
 from llm_envs.trainers.reference import Reference, StepEnd, keeping_base, reference_of
 from llm_envs.trainers.run.ranks import function_limit, raise_on_all_ranks
 from llm_envs.trainers.settings.checks import check_scorable, load_training_tokenizer
+from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,7 +184,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._policy = self._start_vllm() if args.use_vllm else trainer_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
-            self._start_collector(),
+            self._start_collector(self._policy),
             self.items,
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
@@ -192,6 +194,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             seed=args.seed,
             is_ahead=args.async_generations > 0,
         )
+        self._start_evaluation()
 
     # For each generation: play, rows, advantages.
 
@@ -222,29 +225,36 @@ class EnvGRPOTrainer(EpisodeTrainer):
         rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=after, algorithm=algorithm)
         if mode == "train":
             self._player.learn()
-        # The algorithm of now may punish length: that is one more column of rewards.
-        rewards = with_overlong(self._reward_settings, algorithm.overlong, self.max_completion_length)
-        # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
-        with raise_on_all_ranks():
-            episodes = score_episodes(rows, rewards, self._task_weights)
+        episodes = self._rewarded(rows, algorithm)
         self.last_trajectories = list(episodes.trajectories)
         kept = KeptRows(episodes.trajectories) if self.args.keep_sampling_mask else KeptRows()
         self.generations[mode] = Generation(episodes, kept)
         return self.generations[mode]
 
-    def _scored_rows(self, generation: Generation, n_rows: int) -> dict[str, Any]:
-        """Return the rows of a generation under TRL's names, with what policy and reference make of their tokens."""
-        keeps, limit_s, args = self._trajectory_filter, function_limit(self.args), self.args
+    def _rewarded(self, trajectories: Sequence[Trajectory], algorithm: Algorithm) -> EpisodeRewards:
+        """Return episodes with their rewards. An algorithm may punish length: that is one more column."""
+        rewards = with_overlong(self._reward_settings, algorithm.overlong, self.max_completion_length)
+        # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
+        with raise_on_all_ranks():
+            return score_episodes(trajectories, rewards, self._task_weights)
+
+    def _episode_rows(self, episodes: EpisodeRewards, n_rows: int) -> dict[str, Any]:
+        """Return the rows of episodes under TRL's names."""
+        keeps, limit_s = self._trajectory_filter, function_limit(self.args)
         with raise_on_all_ranks():  # the filter is user code
             rows = rollout_output(
-                generation.episodes.trajectories,
+                episodes.trajectories,
                 pad_id=int(self.processing_class.pad_token_id),
                 mask_truncated=self.mask_truncated_completions,
                 trajectory_filter=limited(keeps, limit_s, "the trajectory_filter"),
                 n_rows=n_rows,
             )
+        return self._padded(rows)
+
+    def _scored_rows(self, generation: Generation, n_rows: int) -> dict[str, Any]:
+        """Return the rows of a generation under TRL's names, with what policy and reference make of their tokens."""
+        args, output = self.args, self._episode_rows(generation.episodes, n_rows)
         is_weighted = args.use_vllm and self.vllm_importance_sampling_correction
-        output = self._padded(rows)
         if is_weighted or not self._guarded:
             output = self._unfiltered(output)
         mask_BT = batch_from_trl(output).mask_BT

@@ -101,14 +101,20 @@ def refuse_unused(args: Any, cases: Iterable[Case]) -> None:
 
 def grpo_cases(args: Any) -> list[Case]:
     """Return the cases of `EnvGRPOConfig` that depend only on the config."""
-    of_vllm = tuple(setting.name for setting in fields(args) if setting.init and setting.name.startswith("vllm_"))
+    # The evaluation's servers get their weights by these, whatever samples for training.
+    sends = ("vllm_exchange_dir", "vllm_transport", "vllm_transfer_address", "lora_sync")
+    unless = sends if args.eval_server_urls else ()
+    named = (setting.name for setting in fields(args) if setting.init and setting.name.startswith("vllm_"))
+    of_vllm = tuple(name for name in (*named, "lora_sync") if name not in unless)
+    of_servers = tuple(name for name in SERVER_SETTINGS if name not in unless)
     aggregation = args.multi_objective_aggregation
     is_server = args.use_vllm and args.vllm_mode == "server"
     is_running = is_server and args.vllm_server_urls is not None
     to_start = ("vllm_num_servers", "server_args", "vllm_max_model_length")
     return [
-        (not args.use_vllm, "use_vllm is False", (*of_vllm, "lora_sync")),
-        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
+        (args.eval_strategy == "no", "eval_strategy is 'no'", ("eval_server_urls",)),
+        (not args.use_vllm, "use_vllm is False", of_vllm),
+        (not is_server, "vllm_mode is not 'server'", of_servers),
         (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
         (is_running, "vllm_server_urls names running servers", to_start),
         (args.vllm_transport not in GROUP_TRANSPORTS, "vllm_transport sends files", ("vllm_transfer_address",)),

@@ -32,6 +32,7 @@ __all__ = [
     "import_httpx",
     "is_local",
     "read_answer",
+    "server_root",
     "without_key",
 ]
 
@@ -97,6 +98,11 @@ def check_url(url: str, name: str) -> None:
             "Errors contain addresses and are stored with episodes. Leave it out; pass a key in "
             f"{API_KEY}, or as api_key=."
         )
+
+
+def server_root(url: str) -> str:
+    """Return a server's address without the path of its API, by which two spellings are the same."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ The time is always an argument, in seconds of a monotonic clock.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Router:
     """Chooses the endpoint of a turn: the one with its episode's prefix in the cache, or else the least busy one.
 
     A failed endpoint is avoided for a time that doubles with each failure in a row. Its episodes move to other
-    endpoints and stay there. After that time it may be tried again.
+    endpoints and stay there. After that time it may be tried again. Event loops of several threads may share it.
     """
 
     n_endpoints: int
@@ -118,6 +119,7 @@ class Router:
             raise InvalidConfigError("the list of endpoints is empty: give at least one URL.")
         self._endpoints = [_Endpoint() for _ in range(self.n_endpoints)]
         self._places: OrderedDict[str, int] = OrderedDict()
+        self._counts = threading.RLock()  # an evaluation during a training asks from a second thread
 
     def pick(self, session: str, now_s: float) -> int | None:
         """Return the endpoint for a session's next turn, and count the turn as running there; None if all are down.
@@ -129,22 +131,25 @@ class Router:
         usable = [i for i, e in enumerate(self._endpoints) if e.down_until_s is None or e.down_until_s <= now_s]
         if not usable:
             return None
-        index = self._places.get(session)
-        if index not in usable:
-            index = min(usable, key=lambda i: (self._endpoints[i].running, self._endpoints[i].sessions, i))
-        self._settle(session, index)
-        self._endpoints[index].running += 1
+        with self._counts:
+            index = self._places.get(session)
+            if index not in usable:
+                index = min(usable, key=lambda i: (self._endpoints[i].running, self._endpoints[i].sessions, i))
+            self._settle(session, index)
+            self._endpoints[index].running += 1
         return index
 
     def done(self, index: int) -> None:
         """Count a turn as ended, with any result."""
-        self._endpoints[index].running -= 1
+        with self._counts:
+            self._endpoints[index].running -= 1
 
     def forget(self, session: str) -> None:
         """Send a session's next turn to the least busy endpoint."""
-        index = self._places.pop(session, None)
-        if index is not None:
-            self._endpoints[index].sessions -= 1
+        with self._counts:
+            index = self._places.pop(session, None)
+            if index is not None:
+                self._endpoints[index].sessions -= 1
 
     def succeeded(self, index: int) -> None:
         """Record that an endpoint answered."""

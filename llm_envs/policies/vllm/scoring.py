@@ -14,7 +14,7 @@ import numpy.typing as npt
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
 from llm_envs.policies.answers import Answer
 from llm_envs.policies.vllm.control import PROBE_TEXT, ServerFacts, VLLMControl
-from llm_envs.policies.vllm.http import RetryableError, bearer, check_url, is_local
+from llm_envs.policies.vllm.http import RetryableError, bearer, check_url, is_local, server_root
 from llm_envs.policies.vllm.routing import Backoff
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TokenScorer:
         check_url(url, "the server's URL")
         if max_concurrency < 1 or max_retries < 0:
             raise InvalidConfigError(f"{max_concurrency=} and {max_retries=}: they must be at least 1 and 0.")
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = server_root(url)
         self.max_concurrency, self.max_retries, self.backoff = max_concurrency, max_retries, backoff or Backoff()
         self._control = VLLMControl(bearer(api_key), use_proxy=not is_local(url))
         try:

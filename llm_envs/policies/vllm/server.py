@@ -48,7 +48,7 @@ from llm_envs.policies.vllm.control import (
 )
 from llm_envs.policies.vllm.exchange import ServedCheckpoint, WeightStore, new_tag, version_of
 from llm_envs.policies.vllm.formats import FORMATS, TurnRequest
-from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local
+from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local, server_root
 from llm_envs.policies.vllm.routing import Backoff, Router
 from llm_envs.policies.vllm.server_adapters import ServesAdapters
 from llm_envs.policies.vllm.transfer import check_transport, make_transfer
@@ -132,9 +132,7 @@ class VLLMServerPolicy(ServesAdapters):
         self._control = CONTROLS[server](headers, health_s, use_proxy=use_proxy)
         self._clients = AsyncClients(headers, max_concurrency, use_proxy=use_proxy, n_more=len(addresses))
         self._threads = ThreadPoolExecutor(len(addresses), thread_name_prefix="llm-envs-identify")
-        self._endpoints = [
-            ServerState(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses
-        ]
+        self._endpoints = [ServerState(server_root(url), version=weight_version) for url in addresses]
         self.urls = [endpoint.url for endpoint in self._endpoints]
         """Addresses of the servers."""
         self.checkpoint: ServedCheckpoint | None = None
