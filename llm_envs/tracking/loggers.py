@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Logger = Callable[[int, Mapping[str, float]], None]
-"""Takes a step's number and its metrics. Called once per step, in order."""
+"""Takes a step's number and its metrics. Called once per step, in order; an evaluation may come some steps later."""
 
 _INVISIBLE: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
     code: f"[U+{code:04X}]" for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))

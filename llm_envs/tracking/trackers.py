@@ -140,6 +140,13 @@ class WandB(AccelerateTracker):
         if wandb.run is not None:  # another run in this process, which we must not end
             given["reinit"] = "create_new"
         self._start(project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT, **given | dict(settings))
+        self._last = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log numbers; W&B drops an earlier step's, so they are logged at the present step, with theirs as `step`."""
+        late = {"step": step} if step < self._last else {}
+        self._last = max(self._last, step)
+        super().log(self._last, {**metrics, **late})
 
     def table(self, step: int, trajectories: Sequence[Trajectory], name: str) -> None:
         """Log a `wandb.Table`."""

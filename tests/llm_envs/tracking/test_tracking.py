@@ -218,6 +218,20 @@ class TestFailures:
             "llm-envs: failing failed (OSError: still full): what it had not written is lost.\n"
         )
 
+    def test_wandb_gets_the_numbers_of_an_earlier_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An evaluation may end some steps after its own."""
+        pytest.importorskip("wandb")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        with tracker_logger("wandb", folder=tmp_path) as logger:
+            for step, metrics in ((2, {"a": 1.0}), (4, {"a": 2.0}), (3, {"eval": 5.0})):
+                logger(step, metrics)
+        steps = {
+            step: {k: v for k, v in row.items() if k[0] != "_"}
+            for step, row in wandb_run(tmp_path / "wandb")[2].items()
+        }
+        assert steps == {2: {"a": 1.0}, 4: {"a": 2.0, "eval": 5.0, "step": 3}}
+
     @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
     def test_a_missing_package_names_the_extra(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
