@@ -65,6 +65,7 @@ COMMANDS = {
     "branch": Command("llm_envs.cli.branch", "Play a stored episode again from one of its turns on, many times."),
     "serve-envs": Command("llm_envs.cli.serve_envs", "Run environments for runs on other machines."),
     "merge": Command("llm_envs.cli.merge", "Join the shards that several machines played into one run."),
+    "rescore": Command("llm_envs.cli.rescore", "Give the episodes of a stored run new rewards, in a new folder."),
     "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
     "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
     "watch": Command("llm_envs.cli.watch", "Follow runs in a browser while they run."),
