@@ -6,7 +6,7 @@ Invariants:
 2. One evaluation is under way at a time: its servers have the weights of one step.
 3. Only playing runs in the second thread. Weights are sent, and rewards, logs and files made, between two steps.
 4. If an evaluation fails, only its number is lost.
-5. All processes begin and end an evaluation at the same step.
+5. With several processes, evaluations pause the training: each would have to end its own at the same step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from llm_envs.errors import LLMEnvsError
@@ -32,7 +31,6 @@ from llm_envs.trainers.episodes.generation import GenerationPlayer, close_policy
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.logs import LogsGenerations
 from llm_envs.trainers.grpo.setup import temporarily
-from llm_envs.trainers.run.ranks import raise_on_all_ranks
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ __all__ = ["EvaluatesInBackground"]
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
-"""Seconds between two looks at an evaluation that is waited for. Processes ask one another then, so none times out."""
 _HOW = "with eval_server_urls=[...] it would be played during the training"
 
 
@@ -96,7 +92,7 @@ class EvaluatesInBackground(LogsGenerations):
 
     def _start_evaluation(self) -> None:
         """Connect to the evaluation's servers, before the training."""
-        if self.args.eval_server_urls is not None:
+        if self.args.eval_server_urls is not None and self.accelerator.num_processes == 1:
             self._eval_engine = evaluation_servers(cast("Any", self))
         self.add_callback(_BetweenSteps(self))
 
@@ -113,7 +109,7 @@ class EvaluatesInBackground(LogsGenerations):
             return super().evaluate(*args, **kwargs)
         self.control.should_evaluate = False  # as transformers does after an evaluation
         if self._evaluation is not None:
-            if not self._is_played() and self.accelerator.is_main_process:
+            if not self._evaluation.future.done():
                 logger.warning("The evaluation of step %d waits for the earlier one.", self.state.global_step)
             self._end_evaluation()
         self._begin_evaluation()
@@ -124,6 +120,8 @@ class EvaluatesInBackground(LogsGenerations):
         args = self.args
         if self.hp_search_backend is not None:
             return "a search for hyperparameters needs each number immediately"
+        if (n := self.accelerator.num_processes) > 1:
+            return f"{n} processes train"
         if self._eval_engine is not None:
             return None
         if not (args.use_vllm and args.vllm_mode == "server" and args.lora_sync == "adapter" and args.ray is None):
@@ -169,29 +167,23 @@ class EvaluatesInBackground(LogsGenerations):
         if self._is_owed:
             self._is_owed = False
             self.evaluate()
-        elif self._evaluation is not None and self._is_played():
+        elif self._evaluation is not None and self._evaluation.future.done():
             self._end_evaluation()
-
-    def _is_played(self) -> bool:
-        """Return whether the evaluation under way is played, on all processes."""
-        assert self._evaluation is not None
-        return all(gather_object([self._evaluation.future.done()]))
 
     def _end_evaluation(self) -> dict[str, float]:
         """Wait for the evaluation under way, log it under its step, and return what was logged."""
         if self._evaluation is None:
             return {}
-        while not self._is_played():
-            wait([self._evaluation.future], timeout=_LOOK_S)
-        done, self._evaluation = self._evaluation, None
-        step = done.state["global_step"]
-        done.give_back()
+        done, step = self._evaluation, self._evaluation.state["global_step"]
         try:
-            with raise_on_all_ranks():
-                groups, seconds = done.future.result()
+            groups, seconds = done.future.result()
+            self._evaluation = None
         except Exception as error:  # episodes' own errors are data, so this is the collector's
+            self._evaluation = None
             self._leave_out(step, f"{type(error).__name__}: {error}")
             return {}
+        finally:
+            done.give_back()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         n_failed, n_played, commonest = self._player.count_failures(trajectories)
         message = f"{n_failed} of {n_played} episodes failed; most often {commonest}"
@@ -199,7 +191,7 @@ class EvaluatesInBackground(LogsGenerations):
             self._player.take_evaluation(groups)
             self._leave_out(step, message)
             return {}
-        if n_failed and self.accelerator.is_main_process:
+        if n_failed:
             logger.warning("The evaluation of step %d: %s", step, message)
         return self._log_evaluation(done, groups, seconds)
 
@@ -237,9 +229,9 @@ class EvaluatesInBackground(LogsGenerations):
         for name, (total, n_items) in self._player.totals("eval").items():
             self._take("eval", f"env/{name}", total, n_items)
 
-    def _leave_out(self, step: int, why: str) -> None:
-        if self.accelerator.is_main_process:
-            logger.error("The evaluation of step %d failed and is left out; the training continues. %s", step, why)
+    @staticmethod
+    def _leave_out(step: int, why: str) -> None:
+        logger.error("The evaluation of step %d failed and is left out; the training continues. %s", step, why)
 
     def _drop_evaluation(self) -> None:
         """Stop an evaluation under way, without its number."""

@@ -194,7 +194,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             seed=args.seed,
             is_ahead=args.async_generations > 0,
         )
-        self._start_evaluation()
 
     # For each generation: play, rows, advantages.
 
@@ -486,3 +485,4 @@ class EnvGRPOTrainer(EpisodeTrainer):
         # TRL copied the changed value from `args`.
         self.beta = self.algorithms.coefficient
         self.add_callback(StepEnd(self._end_step))
+        self._start_evaluation()
