@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="FILE.py:NAME of your rewards, which replace the run's: a reward function, a list or a mapping of them, "
         "or a RewardSettings",
     )
-    parser.add_argument("--out", metavar="DIR", help="folder of the new run; default: RUN-rescored")
+    parser.add_argument("--out", metavar="DIR", help="output folder; default: RUN-rescored")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -322,7 +322,7 @@ class TestOnTheTrainingsServers:
     def test_merged_weights_cannot_be_shared(self, make, caplog):
         with caplog.at_level(logging.WARNING):
             make(lora_sync="merged")[1].train()
-        assert any("pauses the training: eval_server_urls" in record.message for record in caplog.records)
+        assert any("pauses the training: with eval_server_urls" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(
