@@ -59,6 +59,7 @@ CONDITIONAL = {
     "vllm_transfer_address": ("trainer:29600", SERVER | {"vllm_transport": "gloo"}),
     "ray": ("auto", SERVER),
     "lora_sync": ("adapter", VLLM),
+    "eval_server_urls": (["http://localhost:2"], {"eval_strategy": "steps", "eval_steps": 1}),
     "vllm_model_impl": ("transformers", VLLM),
     "vllm_enable_sleep_mode": (True, VLLM),
     "vllm_gpu_memory_utilization": (0.5, VLLM),
@@ -148,7 +149,7 @@ def test_every_field_is_classified():
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
     assert named(grpo_cases(args)) == {*CONDITIONAL, *OTHERWISE}
-    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | {*SERVER_SETTINGS, "lora_sync"}
+    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | {*SERVER_SETTINGS, "lora_sync", "eval_server_urls"}
     assert set(SET_BY_ALGORITHM) <= of_trl(GRPOConfig)
 
 
