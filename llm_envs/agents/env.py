@@ -35,6 +35,7 @@ from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rewards.base import Score
+from llm_envs.rewards.functions import check_function
 from llm_envs.rollout.converse import score_trajectory
 from llm_envs.rollout.episode import errored_trajectory, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
@@ -102,6 +103,8 @@ class AgentEnv:
         if isinstance(agent, str):
             agent = SandboxedAgent(agent)
         _check_agent(agent)
+        if reward_fn is not None:
+            check_function(reward_fn, "AgentEnv: reward_fn", ("result", "trajectory"), may_wait=True)
         self.trains_children = trains_children
         self.agent, self.reward_fn, self.success_at = agent, reward_fn, success_at
         self.create_client = create_client

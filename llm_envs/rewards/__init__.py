@@ -1,7 +1,9 @@
 """Rewards as plain functions.
 
 - `answers`: scores of texts, `(text, target) -> float`.
-- `base`: the reward function, `(Trajectory) -> score`; `lift` makes one from a text score.
+- `functions`: checks of the user's functions, their names and results.
+- `base`: the reward function, `(Trajectory) -> score`; `lift` makes one from a text score, `from_trl.trl_reward` one
+  from a function of TRL's form.
 - `builders`, `conduct`: common reward functions, `create_...`.
 - `aggregates`: one number from named parts. `normalize`: comparisons between the members of a group.
 - `rescoring`: new rewards for stored trajectories.
@@ -72,6 +74,7 @@ from llm_envs.rewards.conduct import (
     create_turn_efficiency,
     length_of,
 )
+from llm_envs.rewards.from_trl import trl_reward
 from llm_envs.rewards.normalize import (
     RunningMoments,
     centered,
@@ -182,6 +185,7 @@ __all__ = [
     "shape",
     "split_words",
     "total",
+    "trl_reward",
     "turn_lengths",
     "turn_sums",
     "weighted_sum",

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from llm_envs.errors import BridgeError, InvalidConfigError, JudgeError, SandboxError
 from llm_envs.parsers import ParsedReply, Parser, parse_reply
-from llm_envs.problems import as_number
+from llm_envs.rewards.functions import ENDS_RUN, name_of, named_functions, read_score
 from llm_envs.rewards.words import copied_words, final_reply, final_words, prompt_texts, split_words
 from llm_envs.types import Trajectory
 
@@ -34,7 +34,6 @@ __all__ = [
     "combine_rewards",
     "create_batch_reward",
     "lift",
-    "name_of",
     "named_rewards",
     "problem_field",
     "score_trajectories",
@@ -88,40 +87,15 @@ def with_name(name: str, reward_fn: RewardFn) -> RewardFn:
 
 
 def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
-    """Return reward functions by name.
+    """Return reward functions by name, checked (`functions.check_function`).
 
     Raises:
-        InvalidConfigError: If the list is empty, or two functions have the same name.
+        InvalidConfigError: If the list is empty, two functions have the same name, or one does not take a trajectory.
     """
     named = named_functions(reward_fns, "reward function")
     if not named:
         raise InvalidConfigError("reward_fns is empty; give at least one reward function.")
     return named
-
-
-def named_functions(functions: Any, kind: str) -> dict[str, Any]:
-    """Return one function, or several, by name; `kind` is their name in errors."""
-    if isinstance(functions, Mapping):
-        named = dict(functions)
-    else:
-        named = {}
-        for function in [functions] if callable(functions) else functions:
-            if (name := name_of(function)) in named:
-                raise InvalidConfigError(f"two {kind}s are called {name!r}: pass a mapping of names to them.")
-            named[name] = function
-    for name, function in named.items():
-        if not callable(function):
-            raise InvalidConfigError(f"the {kind} {name!r} is {function!r:.80}; it must be callable.")
-    return named
-
-
-def name_of(function: Any) -> str:
-    """Return the name of a function's part: its `__name__`, also inside a partial, or a lambda's line."""
-    while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
-        function = function.func
-    if name == "<lambda>":
-        return f"lambda_line_{function.__code__.co_firstlineno}"
-    return str(name) if name is not None else type(function).__name__
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -250,13 +224,15 @@ def score_trajectories(
     Args:
         trajectories: Any. Those that are not `ok` stay unscored; no function sees them.
         reward_fns: One or several.
-        on_error: For other exceptions: raise them, or leave the trajectory unscored.
+        on_error: For other exceptions and for other results (a text, NaN): raise, or leave the trajectory unscored.
+            Mistakes of the settings (`functions.ENDS_RUN`) are always raised.
 
     Returns:
         A result for each, in order.
 
     Raises:
-        InvalidConfigError: If a score is not finite, or two functions return a part with the same name.
+        InvalidConfigError: If two functions return a part with the same name, a function does not take a trajectory,
+            or with `on_error="raise"` a score is not finite.
     """
     asked = [index for index, trajectory in enumerate(trajectories) if trajectory.status == "ok"]
     results = [Scored({}) if t.status == "ok" else Scored(None, f"the episode is {t.status}") for t in trajectories]
@@ -264,7 +240,7 @@ def score_trajectories(
         chosen = [trajectories[index] for index in asked]
         scores = _ask(function, chosen, on_error)
         for index, (score, why) in zip(asked, scores, strict=True):
-            results[index] = _add(results[index], name, score, why)
+            results[index] = _add(results[index], name, score, why, on_error)
         asked = [index for index in asked if results[index].components is not None]
     return results
 
@@ -273,36 +249,37 @@ def _ask(
     function: RewardFn, trajectories: Sequence[Trajectory], on_error: str
 ) -> list[tuple[Score, str | None]]:  # fmt: skip
     caught: tuple[type[Exception], ...] = UNSCORED if on_error == "raise" else (Exception,)
-    if isinstance(function, BatchRewardFn):
+
+    def ask(call: Callable[..., Any], *args: Any) -> tuple[Any, str | None]:
         try:
-            scores = list(function.score_batch(trajectories)) if trajectories else []
+            return call(*args), None
         except caught as error:
-            return [(None, f"{type(error).__name__}: {error}")] * len(trajectories)
-        if len(scores) != len(trajectories):
-            raise InvalidConfigError(f"score_batch returned {len(scores)} scores for {len(trajectories)} trajectories.")
-        return [(score, None) for score in scores]
-    out: list[tuple[Score, str | None]] = []
-    for trajectory in trajectories:
-        try:
-            out.append((function(trajectory), None))
-        except caught as error:
-            out.append((None, f"{type(error).__name__}: {error}"))
-    return out
+            if isinstance(error, ENDS_RUN):
+                raise
+            return None, f"{type(error).__name__}: {error}"
+
+    if not isinstance(function, BatchRewardFn):
+        return [ask(function, trajectory) for trajectory in trajectories]
+    scores, why = ask(function.score_batch, trajectories) if trajectories else ([], None)
+    if why is not None:
+        return [(None, why)] * len(trajectories)
+    if len(scores) != len(trajectories):
+        raise InvalidConfigError(f"score_batch returned {len(scores)} scores for {len(trajectories)} trajectories.")
+    return [(score, None) for score in scores]
 
 
-def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
-    if score is None:
+def _add(scored: Scored, name: str, score: Score, why: str | None, on_error: str) -> Scored:
+    try:
+        parts = read_score(score, name)
+    except TypeError as error:
+        if on_error == "raise":
+            raise InvalidConfigError(f"the reward function {name!r}: {error}.") from error
+        return Scored(None, f"{name}: {error}")
+    if parts is None:
         return Scored(None, f"{name}: {why or 'it gave None'}")
-    parts = score if isinstance(score, Mapping) else {name: score}
-    components = dict(scored.components or {})
-    for part, value in parts.items():
-        if part in components:
-            raise InvalidConfigError(f"two reward functions return a part called {part!r}: rename one of them.")
-        try:
-            components[str(part)] = as_number(value)
-        except TypeError as error:
-            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; {error}.") from error
-    return Scored(components)
+    if twice := parts.keys() & (scored.components or {}).keys():
+        raise InvalidConfigError(f"two reward functions return a part called {min(twice)!r}: rename one of them.")
+    return Scored({**(scored.components or {}), **parts})
 
 
 def weigh(components: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:

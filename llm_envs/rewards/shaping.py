@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.rewards.base import named_functions
+from llm_envs.rewards.functions import named_functions
 from llm_envs.rewards.normalize import FloatArray
 from llm_envs.rewards.words import own_messages
 from llm_envs.types import Message, Trajectory

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
@@ -32,6 +31,7 @@ from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededErr
 from llm_envs.parsers import ParsedReply, Parser, parse_reply
 from llm_envs.policies.base import Policy
 from llm_envs.rewards.base import Score
+from llm_envs.rewards.functions import check_function, read_score
 from llm_envs.rollout.chat_logs import as_messages, context_turns
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
@@ -352,6 +352,8 @@ async def aconverse(
         InvalidConfigError: If an argument is wrong.
     """
     policy_kind(policy, codec)  # before the environment claims its toolsets
+    if reward_fn is not None:
+        check_function(reward_fn, "reward_fn", ("trajectory",), may_wait=True)
     env = ConversationEnv(
         messages,
         parser=parser,
@@ -448,13 +450,9 @@ async def score_trajectory(trajectory: Trajectory, reward_fn: Reward | None, suc
         return _unscored(trajectory, "there is no reward_fn")
     try:
         value = reward_fn(trajectory)
-        score = await value if inspect.isawaitable(value) else value
-        if score is None:
+        components = read_score(await value if inspect.isawaitable(value) else value, "reward")
+        if components is None:
             return _unscored(trajectory, "reward_fn gave None")
-        components = {name: float(part) for name, part in score.items()} if isinstance(score, Mapping) else None
-        components = {"reward": float(score)} if components is None else components  # type: ignore[arg-type]
-        if not all(map(math.isfinite, components.values())):
-            raise ValueError(f"it gave {components}")
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

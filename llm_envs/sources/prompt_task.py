@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from llm_envs.env import SPLITS, Difficulty, Outcome, SingleTurnEnv, split_of
-from llm_envs.errors import EnvContractError, InvalidConfigError
+from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError
 from llm_envs.parsers import ParsedReply, Parser, format_answer, parse_reply
-from llm_envs.problems import as_number, check_choice
+from llm_envs.problems import check_choice
 from llm_envs.rewards import weighted_sum
+from llm_envs.rewards.functions import check_function, read_score
 from llm_envs.sources.prompts import PROMPT, Prompts, PromptsLike, load_prompts
 from llm_envs.sources.source import EnvChoice, SeedSource
 
 __all__ = ["PromptEnv", "PromptSource", "PromptTask", "RewardFn"]
 
-RewardFn = Callable[[Mapping[str, Any], ParsedReply], float | Mapping[str, float]]
-"""(row, parsed reply) -> the reward, or the components that `PromptTask.reward_weights` declares."""
+RewardFn = Callable[[Mapping[str, Any], ParsedReply], float | Mapping[str, float] | None]
+"""(row, parsed reply) -> the reward, or the components that `PromptTask.reward_weights` declares; None: unscored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,7 @@ class PromptTask:
     prompts: PromptsLike
     """The problems, in any form that `load_prompts` takes."""
     reward_fn: RewardFn
-    """If it raises, the episode is errored; it never counts as reward 0."""
+    """If it raises, or returns None, a text or NaN, the episode is unscored; it never counts as reward 0."""
     test_prompts: PromptsLike | None = None
     """Prompts of the split "test". None: the prompts are divided by a hash of the prompt, one in five for the test."""
     disjoint_splits: bool = True
@@ -62,8 +63,7 @@ class PromptTask:
         object.__setattr__(self, "prompts", load_prompts(self.prompts))
         if self.test_prompts is not None:
             object.__setattr__(self, "test_prompts", load_prompts(self.test_prompts))
-        if not callable(self.reward_fn):
-            raise InvalidConfigError(f"PromptTask: reward_fn is {self.reward_fn!r}; it must be (row, reply) -> reward.")
+        check_function(self.reward_fn, "PromptTask: reward_fn", ("row", "reply"))
         if not self.reward_weights:
             raise InvalidConfigError("PromptTask: reward_weights is empty; name at least one component.")
 
@@ -178,26 +178,26 @@ class PromptEnv(SingleTurnEnv):
 
     def play(self, action: str) -> Outcome:
         """Reward the reply."""
-        earned = self.task.reward_fn(self.problem, self.task.parser(action))
-        components = dict(earned) if isinstance(earned, Mapping) else {"reward": earned}
+        components = self._scored(self.task.parser(action))
         if components.keys() != self.reward_weights.keys():
             raise EnvContractError(
                 f"{self.task.env_id}: reward_fn returned {sorted(components)}; PromptTask.reward_weights declares "
                 f"{sorted(self.reward_weights)}."
             )
-        checked = {}
-        for name, value in components.items():
-            try:
-                checked[name] = as_number(value)
-            except TypeError as error:
-                raise EnvContractError(
-                    f"{self.task.env_id}: reward_fn gave {name} as {value!r:.80}; {error}."
-                ) from error
-        reward = weighted_sum(checked, self.reward_weights)
+        reward = weighted_sum(components, self.reward_weights)
         success_at = self.task.success_at
         if success_at is None:
             success_at = sum(weight for weight in self.reward_weights.values() if weight > 0)
-        return Outcome(f"Reward: {reward:g}.", checked, True, reward >= success_at)
+        return Outcome(f"Reward: {reward:g}.", components, True, reward >= success_at)
+
+    def _scored(self, reply: ParsedReply) -> dict[str, float]:
+        try:
+            components = read_score(self.task.reward_fn(self.problem, reply), "reward")
+        except Exception as error:
+            raise JudgeError(f"{self.task.env_id}: reward_fn failed: {type(error).__name__}: {error}") from error
+        if components is None:
+            raise JudgeError(f"{self.task.env_id}: reward_fn gave None")
+        return components
 
     def _draw_problem(self) -> dict[str, Any]:
         return self.generate()  # the rows are already those of the split

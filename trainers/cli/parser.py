@@ -226,7 +226,7 @@ def read_rewards(text: str | None) -> RewardSettings | None:
             f"--rewards {text}: it is of type {type(found).__name__}; it must be a reward function, a list or a "
             "mapping of them, or a RewardSettings."
         )
-    return found if isinstance(found, RewardSettings) else RewardSettings(reward_fns=found)
+    return RewardSettings.of(found)
 
 
 def check_model(name: str | None, option: str = "--model", marks: Sequence[str] = ("config.json",)) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "DROPPED",
     "LearningCount",
     "Yield",
+    "describe_failures",
     "generation_yield",
     "has_signal",
     "is_dropped",
@@ -111,6 +112,15 @@ def what_failed(trajectory: Trajectory) -> str:
         because = trajectory.metadata.get("unscored_because")
         return "the first prompt does not fit" if because is None else f"no score from {because}"
     return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
+
+
+def describe_failures(trajectories: Sequence[Trajectory]) -> str | None:
+    """Return how many episodes have no score, and the most common reason; None: all have one."""
+    kinds = Counter(what_failed(trajectory) for trajectory in trajectories if trajectory.status != "ok")
+    if not kinds:
+        return None
+    n, commonest = kinds.total(), kinds.most_common(1)[0][0].rstrip(".")
+    return f"{n} of {len(trajectories)} episodes failed and are not trained on; most often {commonest}"
 
 
 @dataclass

@@ -6,6 +6,7 @@ and metrics.
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards import (
     Aggregator,
+    RewardFn,
     RewardFns,
     create_overlong_penalty,
     pareto_rewards,
@@ -25,7 +27,8 @@ from llm_envs.rewards import (
     z_score,
 )
 from llm_envs.rewards.base import named_rewards
-from llm_envs.rewards.shaping import ShapingFns, named_shaping, shape
+from llm_envs.rewards.functions import gives_one_number
+from llm_envs.rewards.shaping import ShapingFn, ShapingFns, named_shaping, shape
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout.workers.runner import EnvMaker, close_env, env_attribute
 from llm_envs.sources.source import SeedSource
@@ -50,6 +53,8 @@ Aggregate = Aggregator | Literal["pareto", "relative", "z_score"]
 ("pareto"), by the mean rank over the columns ("relative"), or the weighted sum of the columns' z-scores ("z_score",
 GDPO, arXiv 2601.05242)."""
 Floats = npt.NDArray[np.float64]
+_NEAR = 0.8
+"""A name that resembles a column's so much (`difflib`'s ratio) is a misspelling: "lenght", but not "form"."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,17 @@ class RewardSettings:
     weights: Mapping[str, float] | None = None
     """Weights by column. They override the task's declared weights; the default is 1."""
 
+    def __post_init__(self) -> None:
+        _names(self)
+
+    @classmethod
+    def of(cls, rewards: RewardSettings | RewardFns | None) -> RewardSettings:
+        """Return the settings that a trainer was given: settings, or only their `reward_fns`."""
+        return rewards if isinstance(rewards, RewardSettings) else cls(reward_fns=rewards)
+
     def limited(self, limit_s: float | None) -> RewardSettings:
         """Return the settings with a limit of time for each call of a function (`rewards.time_limit`)."""
-        rewards = {} if self.reward_fns is None else named_rewards(self.reward_fns)
-        shaping = named_shaping(self.shaping_fns or ())
+        rewards, shaping = _names(self)
         aggregate = self.aggregate
         return replace(
             self,
@@ -133,7 +145,7 @@ def score_episodes(
 
     Raises:
         InvalidConfigError: If two columns have the same name, a weight can have no column (`check_weights`), or a
-            reward function fails to give a finite number.
+            function is wrong for every episode (`rewards.functions.ENDS_RUN`).
     """
     check_weights(settings, task_weights)
     # Score first: an episode that a reward function cannot score gets the status `unscored`, which all below respect.
@@ -178,7 +190,7 @@ def with_overlong(settings: RewardSettings, share: float, max_length: int) -> Re
     """
     if not share:
         return settings
-    functions = {} if settings.reward_fns is None else named_rewards(settings.reward_fns)
+    functions, _ = _names(settings)
     if "overlong" in functions:
         raise InvalidConfigError(
             "a reward function is called overlong, and the algorithm has an overlong punishment: rename it, or take "
@@ -212,24 +224,30 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
 def check_weights(settings: RewardSettings, task_weights: Mapping[str, float]) -> None:
     """Reject weights of columns that cannot exist, before training.
 
-    A reward function may return other names, and a task's components may be undeclared: such names are known only while
-    training, and a weight whose column does not occur has no effect (`warn_of_absent`).
+    A reward function that does not declare `-> float` may return other names, and a task's components may be
+    undeclared. Such names are known only while training. Then only a name that is nearly a known one is rejected, and
+    another weight whose column does not occur has no effect (`warn_of_absent`).
 
     Args:
         settings: The user's settings.
         task_weights: The tasks' declared weights of their components (`declared_weights`).
 
     Raises:
-        InvalidConfigError: If a weight names no column, and all columns are known.
+        InvalidConfigError: If a weight names no column, and all columns are known, or one has nearly this name.
     """
-    shaping = [f"shaping/{name}" for name in named_shaping(settings.shaping_fns or ())]
+    functions, shaping_fns = _names(settings)
+    shaping = [f"shaping/{name}" for name in shaping_fns]
     task = [*task_weights, "reward"] if settings.components else ["reward"]  # an undeclared reward is a component
-    known = [*task, *({} if settings.reward_fns is None else named_rewards(settings.reward_fns)), *shaping]
-    is_open = settings.reward_fns is not None or (settings.components and not task_weights)
+    known = [*task, *functions, *shaping]
+    is_open = not all(map(gives_one_number, functions.values())) or (settings.components and not task_weights)
     # An algorithm adds the column `overlong`, and a schedule of algorithms may do so later.
     for name in sorted(set(settings.weights or {}) - {*known, "overlong"}):
-        if not is_open or name.startswith("shaping/"):
-            raise InvalidConfigError(f"RewardSettings.weights names {name!r}; the columns are {', '.join(known)}.")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+        if not is_open or near or name.startswith("shaping/"):
+            raise InvalidConfigError(
+                f"RewardSettings.weights names {name!r}; the columns are {', '.join(known)}."
+                + (f" Did you mean {near[0]}?" if near else "")
+            )
 
 
 def checked_weights(settings: RewardSettings, source: SeedSource) -> dict[str, float]:
@@ -244,7 +262,7 @@ def warn_of_absent(settings: RewardSettings, columns: Iterable[str]) -> None:
     if absent := sorted(set(settings.weights or {}) - set(columns)):
         warnings.warn(
             f"RewardSettings.weights names {', '.join(absent)}: no episode of the first generation has such a column. "
-            "The weight has no effect until one has.",
+            f"The weight has no effect until one has. The columns are {', '.join(columns)}.",
             stacklevel=2,
         )
 
@@ -255,6 +273,12 @@ def group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:
     return [numbers.setdefault(trajectory.group_id, len(numbers)) for trajectory in trajectories]
 
 
+def _names(settings: RewardSettings) -> tuple[dict[str, RewardFn], dict[str, ShapingFn]]:
+    """Return the reward functions and the shaping functions by name, checked."""
+    rewards = {} if settings.reward_fns is None else named_rewards(settings.reward_fns)
+    return rewards, named_shaping(settings.shaping_fns or ())
+
+
 def _score(
     played: Sequence[Trajectory], reward_fns: RewardFns | None
 ) -> tuple[list[Trajectory], list[Mapping[str, float]]]:
@@ -263,7 +287,8 @@ def _score(
         return list(played), [{} for _ in played]
     trajectories: list[Trajectory] = []
     parts: list[Mapping[str, float]] = []
-    for trajectory, (components, why) in zip(played, score_trajectories(played, reward_fns), strict=True):
+    scored = score_trajectories(played, reward_fns, on_error="unscored")
+    for trajectory, (components, why) in zip(played, scored, strict=True):
         if trajectory.status == "ok" and components is None:
             metadata = {**trajectory.metadata, "unscored_because": why}
             trajectory = replace(trajectory, status="unscored", is_success=None, metadata=metadata)

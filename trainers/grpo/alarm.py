@@ -21,6 +21,7 @@ from llm_envs.evaluation.hacking import (
     watch_kl,
 )
 from llm_envs.rewards import RewardFn, score_trajectories
+from llm_envs.rewards.functions import check_function
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import derive_seed
 from llm_envs.trainers.episodes.rewards import EpisodeRewards
@@ -67,6 +68,7 @@ class RewardHackingAlarm(TrainerCallback):
             raise InvalidConfigError(f"on_alarm is {on_alarm!r}; it must be 'warn' or 'stop'.")
         self.alarms: list[Alarm] = []
         self._trainer, self._on_alarm = trainer, on_alarm
+        check_function(second_score, "second_score", ("trajectory",))
         self._second_score = limited(second_score, function_limit(trainer.args), "second_score")
         self._settings, self.watched = settings or AlarmSettings(), AlarmState()
         self._seen: EpisodeRewards | None = None

@@ -22,7 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.files import remove_link
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, ContextFn
@@ -54,7 +54,7 @@ from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.setup import check_generation
 from llm_envs.trainers.reference import Reference, drop_reference_adapter
-from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint, save_before_failure
 from llm_envs.trainers.run.finite import ChecksNumbers
 from llm_envs.trainers.run.model_card import EnvironmentCard
 from llm_envs.trainers.run.ranks import function_limit
@@ -246,7 +246,10 @@ class EpisodeTrainer(
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
-        self._player.check_failures(self.last_trajectories)
+        try:
+            self._player.check_failures(self.last_trajectories)
+        except RolloutFailedError as error:  # on all processes
+            raise RolloutFailedError(f"{error} {save_before_failure(self)}") from error
         if mode == "train":
             self._count_learning(output)
         if self._kind != "ppo":  # a critic's advantages come later

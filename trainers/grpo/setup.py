@@ -39,7 +39,7 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     if taken := sorted(owned & kwargs.keys()):
         raise InvalidConfigError(
             f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out. "
-            "Rewards of yours are rewards=RewardSettings(reward_fns=...)."
+            "Your own rewards are rewards=FUNCTION, or rewards=trl_reward(FUNCTION) for one of TRL's form."
         )
     if args is not None and args.use_vllm:
         check_engine(args)

@@ -156,8 +156,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        given = rewards if isinstance(rewards, RewardSettings) else RewardSettings(reward_fns=rewards)
-        self._reward_settings = rewards_from_trl(args, given.limited(function_limit(args)))
+        given = RewardSettings.of(rewards).limited(function_limit(args))
+        self._reward_settings = rewards_from_trl(args, given)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices

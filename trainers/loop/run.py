@@ -19,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ import torch
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
+from llm_envs.rewards import RewardFns
 from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.tracking.describing import describing
@@ -35,6 +37,7 @@ from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
+from llm_envs.trainers.episodes.nothing_learned import describe_failures, what_failed
 from llm_envs.trainers.episodes.rewards import (
     EpisodeRewards,
     RewardSettings,
@@ -74,7 +77,7 @@ def training_iteration(
     groups: Sequence[TrajectoryGroup],
     *,
     algorithm: Algorithm = GRPO,
-    rewards: RewardSettings | None = None,
+    rewards: RewardSettings | RewardFns | None = None,
     task_weights: Mapping[str, float] | None = None,
     sampling: SamplingParams | None = None,
     optimizer_step_fn: OptimizerStepFn | None = None,
@@ -89,7 +92,7 @@ def training_iteration(
         state: The state before the iteration.
         groups: Groups played with the current weights.
         algorithm: The algorithm to train with.
-        rewards: Your reward functions, shaping, weights and aggregate; None: the task's reward.
+        rewards: Your reward functions, or with shaping, weights and aggregate a `RewardSettings`; None: the task's.
         task_weights: The tasks' declared weights of their components (`reward_weights`), for `rewards.components`.
         sampling: How the groups were sampled; None: `SamplingParams()`.
         optimizer_step_fn: See `training_step`.
@@ -109,7 +112,7 @@ def training_iteration(
     """
     settings, sampling = settings or LoopSettings(), sampling or SamplingParams()
     _check_algorithm(algorithm, state)
-    paid = _paid(state, groups, algorithm, rewards or RewardSettings(), task_weights, settings)
+    paid = _paid(state, groups, algorithm, RewardSettings.of(rewards), task_weights, settings)
     # Both need the weights that sampled, so they come before the first optimizer step.
     batch = _batch(state, paid, sampling, settings)
     if checks_sampling or (checks_sampling is None and state.step == 0):
@@ -135,7 +138,7 @@ def train(
     group_size: int = 8,
     algorithm: Algorithm | AlgorithmSchedule = GRPO,
     prompt_loader: PromptLoader | None = None,
-    rewards: RewardSettings | None = None,
+    rewards: RewardSettings | RewardFns | None = None,
     settings: LoopSettings | None = None,
     optimizer_step_fn: OptimizerStepFn | None = None,
     reference_update_fn: ReferenceUpdateFn = keep_reference,
@@ -160,7 +163,7 @@ def train(
         algorithm: The algorithm; or a schedule `(iteration) -> algorithm`, called before each generation.
         prompt_loader: Problems to play instead of the source's: `(n) -> rows`, such as `PromptBuffer.get_prompts`, or
             a `PromptBuffer`, whose position is then saved. The collector must have exactly one environment.
-        rewards: Your reward functions, shaping, weights and aggregate; None: the task's reward.
+        rewards: Your reward functions, or with shaping, weights and aggregate a `RewardSettings`; None: the task's.
         settings: The loop's settings.
         optimizer_step_fn: See `training_step`.
         reference_update_fn: See `training_iteration`. If it has a `state_dict`, checkpoints include it.
@@ -178,10 +181,10 @@ def train(
 
     Raises:
         InvalidConfigError: If settings contradict one another.
-        RolloutFailedError: If no episode could be scored in three generations in a row.
+        RolloutFailedError: If no episode could be scored in three generations in a row; `checkpoint_fn` has saved.
     """
     _check_arguments(collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
-    settings, rewards = settings or LoopSettings(), rewards or RewardSettings()
+    settings, rewards = settings or LoopSettings(), RewardSettings.of(rewards)
     learn = partial(
         training_iteration,
         rewards=rewards,
@@ -203,9 +206,11 @@ def train(
         groups, played = play_generation(
             collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
         )
-        n_failed = _count_failed(groups, n_failed)
-        middle, is_first = time.perf_counter(), state.iteration == first
+        middle, is_first, before = time.perf_counter(), state.iteration == first, state
         state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
+        n_failed = 0 if metrics["scored"] else n_failed + 1
+        if n_failed >= MAX_FAILED_GENERATIONS:
+            _stop_failing(groups, before, checkpoint_fn)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
         state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
         sync(collector.policy, state)  # before the evaluation, which must measure the new weights
@@ -307,6 +312,8 @@ def _paid(
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     if state.iteration == 0:
         warn_of_absent(rewards, paid.columns)
+    if (failed := describe_failures(paid.trajectories)) is not None:
+        logging.getLogger(__name__).warning(failed)
     return paid
 
 
@@ -388,18 +395,17 @@ def _evaluated(state: TrainingState, eval_fn: EvalFn) -> tuple[TrainingState, bo
     return state, is_best, {f"eval/{name}": number for name, number in measured.items()}
 
 
-def _count_failed(groups: Sequence[TrajectoryGroup], n_failed: int) -> int:
-    """Return how many generations in a row had no scored episode; stop after `MAX_FAILED_GENERATIONS`."""
-    listed = [t for group in groups for t in group.trajectories]
-    if any(t.status == "ok" for t in listed):
-        return 0
-    if n_failed + 1 < MAX_FAILED_GENERATIONS:
-        return n_failed + 1
-    first = next((t.error for t in listed if t.error is not None), None)
-    why = "unscored" if first is None else f"{first.where}: {first.kind}: {first.message}"
+def _stop_failing(groups: Sequence[TrajectoryGroup], state: TrainingState, checkpoint_fn: CheckpointFn | None) -> None:
+    """Save the state before a generation without a score, and stop."""
+    first = next((t for group in groups for t in group.trajectories if t.status != "ok"), None)
+    why = "a reward function left it unscored, and the warning has the reason" if first is None else what_failed(first)
+    saved = "Without a checkpoint_fn nothing is saved."
+    if checkpoint_fn is not None:
+        checkpoint_fn(state, is_best=False)
+        saved = f"The state after {state.iteration} iterations is saved: resume with load_training_state."
     raise RolloutFailedError(
         f"no episode could be scored in {MAX_FAILED_GENERATIONS} generations in a row; the first of the last one: "
-        f"{why}. Training stops."
+        f"{why}. Training stops. {saved}"
     )
 
 

@@ -422,6 +422,12 @@ def test_a_bug_in_a_reward_function_is_raised_unless_asked_otherwise():
     assert scored == (None, "broken: KeyError: 'x'")
 
 
+def test_a_mistake_in_the_settings_is_always_raised():
+    reads_a_field = lift(lambda text, target: 1.0, problem_field("answer"), of="content")
+    with pytest.raises(InvalidConfigError, match="no field 'answer'"):
+        score_trajectories([make_trajectory(1.0)], reads_a_field, on_error="unscored")
+
+
 def test_batch_rewards_are_asked_once():
     asked: list[int] = []
 
@@ -626,10 +632,3 @@ def test_form():
     assert create_format()(reply(wordy)) == 1.0
     assert create_format()(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 0.0
     assert create_format(max_words=None)(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 1.0
-
-
-def test_lambdas_are_named_by_their_lines():
-    first = lambda trajectory: 1.0  # noqa: E731
-    second = lambda trajectory: 2.0  # noqa: E731
-    line = first.__code__.co_firstlineno
-    assert named_rewards([first, second]) == {f"lambda_line_{line}": first, f"lambda_line_{line + 1}": second}

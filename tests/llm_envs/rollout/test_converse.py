@@ -347,7 +347,8 @@ class TestReward:
         ("reward_fn", "says"),
         [
             (lambda t: None, "reward_fn gave None"),
-            (lambda t: float("nan"), "reward_fn failed: ValueError"),
+            (lambda t: float("nan"), "reward_fn failed: TypeError: it gave reward as nan; it must be finite"),
+            (lambda t: "1.0", "reward_fn failed: TypeError: it gave reward as '1.0'"),
             (lambda t: 1 / 0, "reward_fn failed: ZeroDivisionError: division by zero"),
             (lambda t: sys.exit(3), "reward_fn failed: SystemExit: 3"),
             (cancelled, "reward_fn failed: CancelledError"),

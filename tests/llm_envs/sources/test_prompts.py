@@ -297,19 +297,22 @@ class TestEnv:
     @pytest.mark.parametrize(
         ("reward_fn", "says"),
         [
-            (parts, r"returned \['long', 'right'\]; PromptTask.reward_weights declares \['reward'\]"),
-            (lambda row, reply: None, "gave reward as None; it must be a number"),
+            (lambda row, reply: None, "reward_fn gave None"),
+            (lambda row, reply: "1.0", "it gave reward as '1.0'; it must be a number"),
             (lambda row, reply: float("nan"), "must be finite"),
-            (lambda row, reply: 1 / 0, "division by zero"),
+            (lambda row, reply: 1 / 0, "ZeroDivisionError: division by zero"),
         ],
     )
-    def test_a_reward_that_fails_is_an_errored_episode_and_never_0(self, reward_fn, says) -> None:
+    def test_what_is_no_score_leaves_the_episode_unscored(self, reward_fn, says) -> None:
         task = PromptTask(ROWS, reward_fn)
-        (group,) = Collector(task, ConstantPolicy("x"), max_retries=0, progress=False).collect(1)
+        (group,) = Collector(task, ConstantPolicy("x"), progress=False).collect(1)
         trajectory = group.trajectories[0]
-        assert trajectory.status == "errored" and not trajectory.turns
-        with pytest.raises(EnvContractError, match=says):
-            raise EnvContractError(trajectory.error.message)
+        assert trajectory.status == "unscored" and says in trajectory.error.message
+
+    def test_undeclared_parts_are_an_error_of_the_task(self) -> None:
+        (group,) = Collector(PromptTask(ROWS, parts), ConstantPolicy("x"), max_retries=0, progress=False).collect(1)
+        says = "returned ['long', 'right']; PromptTask.reward_weights declares ['reward']"
+        assert group.trajectories[0].status == "errored" and says in group.trajectories[0].error.message
 
     def test_a_row_without_an_answer_has_no_oracle(self) -> None:
         env = PromptTask(["Say something."], lambda row, reply: 1.0, disjoint_splits=False)()

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from llm_envs.errors import InvalidConfigError, JudgeError
-from llm_envs.rewards import create_gated
+from llm_envs.policies import ConstantPolicy
+from llm_envs.rewards import create_gated, score_trajectories, trl_reward
+from llm_envs.rollout import converse
 from llm_envs.trainers.episodes.rewards import RewardSettings, score_episodes, warn_of_absent
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
@@ -117,6 +119,10 @@ def test_pareto_compares_inside_the_group():
     assert ranked.columns["aggregate"] == (0.75, 0.0, 0.75, 0.5, 0.5)  # means of the ranks of two parts
 
 
+def declares_a_number(trajectory: Trajectory) -> float:
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -127,7 +133,8 @@ def test_pareto_compares_inside_the_group():
             "names 'shaping/x'",
         ),
         (RewardSettings(reward_fns={"reward": lambda t: 1.0}), "two reward columns are called 'reward'"),
-        (RewardSettings(reward_fns={"x": lambda t: float("nan")}), "must be finite"),
+        (RewardSettings(reward_fns={"length": lambda t: 1.0}, weights={"lenght": 1.0}), "'lenght'; .* reward, length"),
+        (RewardSettings(reward_fns=declares_a_number, weights={"else": 1.0}), "'else'; .* reward, declares_a_number"),
         (RewardSettings(aggregate="best"), "aggregate='best'"),
     ],
 )
@@ -144,5 +151,47 @@ def test_a_weight_whose_column_does_not_occur_has_no_effect():
     named = RewardSettings(reward_fns={"f": lambda t: {"ab"[t.member]: 1.0}}, weights={"reward": 0.0, "a": 2.0})
     first, second = (score_episodes([episode([1.0], member)], named, {}) for member in range(2))
     assert (first.rewards.tolist(), second.rewards.tolist()) == ([2.0], [1.0])
-    with pytest.warns(UserWarning, match=r"RewardSettings\.weights names a:"):
+    with pytest.warns(UserWarning, match=r"RewardSettings\.weights names a:.* columns are reward, b"):
         warn_of_absent(named, second.columns)
+
+
+def broken(trajectory: Trajectory) -> float:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda t: None, "it gave None"),
+        (lambda t: "1.0", "it gave x as '1.0'; it must be a number"),
+        (lambda t: float("nan"), "it gave x as nan; it must be finite"),
+        (broken, "KeyError: 'x'"),
+    ],
+)
+def test_what_is_no_score_leaves_the_episode_unscored(function, why):
+    """The same holds in tasks (`PromptTask`), in `converse` and for agents."""
+    settings = RewardSettings(reward_fns={"x": lambda t: function(t) if t.member else 1.0})
+    episodes = score_episodes([episode([1.0], member) for member in range(2)], settings, {})
+    assert [t.status for t in episodes.trajectories] == ["ok", "unscored"]
+    assert episodes.trajectories[1].metadata["unscored_because"] == f"x: {why}"
+    assert episodes.rewards[0] == 2.0 and np.isnan(episodes.rewards[1])
+
+
+def test_functions_of_trl_are_refused_when_the_settings_are_made():
+    def theirs(completions, **kwargs):
+        return [1.0 for _ in completions]
+
+    with pytest.raises(InvalidConfigError, match=r"'theirs' takes \(completions, \*\*kwargs\).*trl_reward"):
+        RewardSettings(reward_fns=theirs)
+    settings = RewardSettings.of(trl_reward(theirs))
+    assert score_episodes([episode([1.0])], settings, {}).columns == {"reward": (1.0,), "theirs": (1.0,)}
+
+
+def test_a_reward_function_of_trl_itself():
+    rewards = pytest.importorskip("trl.rewards")
+    reward_fn = trl_reward(rewards.think_format_reward)
+    replies = ["<think>12 is 3 times 4.</think>It is 12.", "It is 12."]
+    played = [converse(ConstantPolicy(text), "3 * 4?", reward_fn=lambda t: 0.0) for text in replies]
+    assert [each.components for each in score_trajectories(played, reward_fn)] == [
+        {"think_format_reward": 1.0}, {"think_format_reward": 0.0},
+    ]  # fmt: skip

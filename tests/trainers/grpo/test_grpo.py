@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -112,6 +113,28 @@ def test_generations_of_failures_change_nothing_and_then_stop_the_run(make, capl
     assert "16 of 16 episodes failed" in caplog.text
     with pytest.raises(RolloutFailedError, match=r"server is gone.*3 generations"):
         make(env_kwargs={"fail_always": True}, max_steps=9).train()
+
+
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_a_run_that_stops_for_failures_is_saved_and_resumed(make, strategy):
+    """The reward function fails for every episode of the second, third and fourth generation."""
+    calls = []
+
+    def flaky(trajectory):
+        calls.append(trajectory)
+        return 1.0 if len(calls) <= 16 else 1 / 0
+
+    settings = {"max_steps": 9, "save_steps": 100, "save_strategy": strategy}
+    trainer = make(kwargs={"rewards": flaky}, **settings)
+    saved = Path(trainer.args.output_dir) / "checkpoint-3"
+    says = f"flaky: ZeroDivisionError.*{saved} has the 3 steps.*--resume" if strategy == "steps" else "='no', so the 3"
+    with pytest.raises(RolloutFailedError, match=says):
+        trainer.train()
+    assert saved.is_dir() == (strategy == "steps")
+    if strategy == "steps":
+        repaired = make(kwargs={"rewards": {"flaky": lambda trajectory: 1.0}}, **settings | {"max_steps": 4})
+        repaired.train(resume_from_checkpoint=True)
+        assert repaired.state.global_step == 4
 
 
 @pytest.mark.smoke

@@ -865,8 +865,8 @@ def test_held_out_problems_are_never_trained_on(collect):
     assert 250 < sum(is_held_out(number, 0.3) for number in range(1000)) < 350
     assert pickle.loads(pickle.dumps(kept[0].factory)) == kept[0].factory  # so workers can make it
     rows = [{"prompt": str(number)} for number in range(50)]
-    parts = [choice.problems for part in hold_out(PromptSource(PromptTask(rows, len)).choices) for choice in part]
-    assert sum(map(len, parts)) == len(PromptTask(rows, len).rows("train")) and len(parts[1]) < len(parts[0])
+    parts = [choice.problems for part in hold_out(PromptSource(PromptTask(rows, max)).choices) for choice in part]
+    assert sum(map(len, parts)) == len(PromptTask(rows, max).rows("train")) and len(parts[1]) < len(parts[0])
     assert not {row["prompt"] for row in parts[0]} & {row["prompt"] for row in parts[1]}
     with pytest.raises(InvalidConfigError, match="split='test'"):
         hold_out("llm/Arithmetic-v0", env_kwargs={"split": "test"})
@@ -981,6 +981,21 @@ def test_what_contradicts_itself_is_refused(policy, collect):
         train(state, collect(failing, max_retries=0), n_iterations=5, n_groups=1, group_size=2)
     with pytest.raises(InvalidConfigError, match="autocast_dtype=float16"):
         train(state, collect(), n_iterations=1, settings=LoopSettings(autocast_dtype=torch.float16))
+
+
+def test_a_loop_that_stops_for_failures_saves_first(policy, collect, caplog):
+    """The reward function fails for every episode from the second iteration on."""
+    calls, saved = [], []
+
+    def flaky(trajectory):
+        calls.append(trajectory)
+        return 1.0 if len(calls) <= 2 else 1 / 0
+
+    state = create_training_state(policy.model)
+    settings = {"n_iterations": 9, "n_groups": 1, "group_size": 2, "rewards": flaky}
+    with pytest.raises(RolloutFailedError, match=r"3 generations.*after 3 iterations is saved"):
+        train(state, collect(), checkpoint_fn=lambda state, *, is_best: saved.append(state.iteration), **settings)
+    assert saved == [3] and "2 of 2 episodes failed" in caplog.text and "flaky: ZeroDivisionError" in caplog.text
 
 
 def test_the_means_of_a_generation_are_over_its_tokens_pairs_and_steps():
