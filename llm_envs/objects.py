@@ -79,6 +79,8 @@ def env_id(text: str, option: str = "ENV") -> str:
     place, name = text.rpartition(":")[::2]
     if isinstance(found, str) and found in gym.registry:
         return found
+    if hasattr(found, "play_episode"):
+        raise InvalidConfigError(f"{option} {text}: {name} is an agent, which plays its episodes itself: give --agent.")
     if isinstance(found, gym.Env) or not callable(found):
         raise InvalidConfigError(
             f"{option} {text}: {name} is of type {type(found).__name__}; it must be an environment's class, a function "

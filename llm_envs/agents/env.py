@@ -267,10 +267,15 @@ class AgentEnv:
     def _tasks_of(self, kwargs: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         split = kwargs.get("split", "train")
         assert self.tasks is not None
+        if split == "test" and split not in self.tasks:
+            raise InvalidConfigError(
+                f"{self.env_id} has no test tasks, which split='test' plays: give AgentEnv(test_tasks=...), or play the "
+                "split 'train'."
+            )
         if set(kwargs) - {"split"} or split not in self.tasks:
             raise InvalidConfigError(
                 f"{self.env_id}: the arguments are {dict(kwargs)}, but it takes only split, one of "
-                f"{', '.join(self.tasks)}. For split='test' give AgentEnv(test_tasks=...), or evaluate on 'train'."
+                f"{', '.join(self.tasks)}."
             )
         return self.tasks[split]
 

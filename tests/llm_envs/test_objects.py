@@ -45,6 +45,17 @@ class Tens:
 TENS = Tens()
 
 
+class Agent:
+    def __call__(self, **kwargs):
+        return Sums(**kwargs)
+
+    async def play_episode(self, spec, policy, **settings):
+        raise NotImplementedError
+
+
+AGENT = Agent()
+
+
 def brief(trajectory):
     return 1.0
 """
@@ -76,7 +87,12 @@ def test_an_environment_is_registered_once_under_its_files_name(file: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("NUMBER", "is of type int"), ("Sum", r"has no Sum\. Did you mean Sums\?"), ("TENS", "type Tens")],
+    [
+        ("NUMBER", "is of type int"),
+        ("Sum", r"has no Sum\. Did you mean Sums\?"),
+        ("TENS", "type Tens"),
+        ("AGENT", "give --agent"),
+    ],
 )
 def test_what_is_no_environment(file: str, name: str, said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,14 @@ from datasets import Dataset
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
+from llm_envs.rollout.workers.runner import EnvMaker, close_env
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.episodes.items import EpisodeDataset, make_items
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.settings.checks import check_engine, check_env_kwargs
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "check_arguments",
@@ -59,7 +63,23 @@ def make_splits(
     if eval_env is not None or not isinstance(env, Dataset):
         tested = env if eval_env is None else eval_env
         items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
+        if args.eval_strategy != "no":
+            _check_test_split(items["test"])
     return items
+
+
+def _check_test_split(items: EpisodeDataset) -> None:
+    """Reject environments without a test split now, and not at the first evaluation."""
+    for choice in items.source.choices:
+        try:
+            close_env(EnvMaker(choice.env_id, choice.kwargs, choice.factory)())
+        except InvalidConfigError as error:
+            raise InvalidConfigError(
+                f"{str(error).rstrip('.')}. Evaluations during training play the test split; eval_env=... replaces it, "
+                "and eval_strategy='no' leaves them out."
+            ) from error
+        except Exception as error:  # one that cannot be made now may be an errored episode later
+            logger.debug("%s was not made: %s", choice.env_id, error)
 
 
 @contextmanager

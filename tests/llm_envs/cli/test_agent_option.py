@@ -161,7 +161,7 @@ class TestEval:
         assert run("eval", "--replay", out) == 0
         capsys.readouterr()
         assert run("eval", "--agent", f"{file}:ENV", "--model", model, "-n", "1", *FAST) == 2
-        assert "give AgentEnv(test_tasks=...), or evaluate on 'train'" in capsys.readouterr().err
+        assert "give AgentEnv(test_tasks=...), or play the split 'train'" in capsys.readouterr().err
         assert run("eval", "--agent", f"{file}:ENV", "--model", model, "-n", "1", "--split", "train", *FAST) == 0
 
     def test_levels_and_comparison_with_the_environment(

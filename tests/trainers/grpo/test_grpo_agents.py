@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from trainings import QUIET
 from transformers import AutoModelForCausalLM
 
 from llm_envs.agents import AgentEnv, Endpoint, EnvTask
+from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.grpo.setup import make_splits
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -51,6 +54,18 @@ def trained(env: Any, model: Path, out: Path) -> dict[str, torch.Tensor]:
     weights = {name: value.detach().cpu().clone() for name, value in trainer.model.named_parameters()}
     trainer.close()
     return weights
+
+
+@pytest.mark.parametrize("tasks", [[{"question": "1 + 1?"}], "llm/Calculator-v0"])
+def test_an_evaluation_without_test_tasks_is_refused_before_the_first_step(tasks, tmp_path: Path) -> None:
+    env = AgentEnv(acts, tasks, lambda result, trajectory: 1.0, create_client=create_client)
+    args = EnvGRPOConfig(str(tmp_path), per_device_train_batch_size=8, eval_strategy="steps", eval_steps=1, **QUIET)
+    splits = partial(make_splits, env, None, args, None)
+    if isinstance(tasks, str):
+        assert set(splits()) == {"train", "test"}  # the environment has its own
+    else:
+        with pytest.raises(InvalidConfigError, match=r"no test tasks.*eval_env=.*eval_strategy='no'"):
+            splits()
 
 
 def test_two_steps_with_an_agent_give_the_weights_of_two_steps_with_its_environment(tmp_path: Path) -> None:
