@@ -38,6 +38,7 @@ __all__ = [
     "TimeLimitError",
     "UnknownTaskError",
     "WorkerDiedError",
+    "counted",
     "did_you_mean",
     "extra_needed",
     "public_address",
@@ -170,6 +171,12 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
         names.setdefault(_plain(name), name)
     found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""
+
+
+def counted(n: float, noun: str) -> str:
+    """Return a number with its noun: "1 episode", "2 episodes", "2 processes", "1.5 steps"."""
+    shown = f"{n:g}" if isinstance(n, float) else str(n)
+    return f"{shown} {noun}" if n == 1 else f"{shown} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def public_address(url: str) -> str:

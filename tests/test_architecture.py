@@ -7,6 +7,7 @@ The rules are read from the source with `ast`: an import counts wherever it stan
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -378,3 +379,11 @@ def test_the_core_works_without(without: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert Path(done.stdout.splitlines()[-1]) == without / "llm_envs" / "__init__.py"
+
+
+@pytest.mark.parametrize("package", ["llm_envs", "llm_envs.policies", "llm_envs.policies.inference", "llm_envs.trainers"])
+def test_dir_lists_the_public_names_that_are_loaded_late(package):
+    if package.endswith(("inference", "trainers")):
+        pytest.importorskip("trl")
+    module = importlib.import_module(package)
+    assert set(dir(module)) == set(module.__all__)

@@ -137,6 +137,7 @@ def test_a_package_has_the_files_that_were_named(tmp_path, capsys):
     assert [Path(name) for name in named] == [path for path in map(Path, named) if path.is_file()]
     project = tomllib.loads((tmp_path / "word-ladder" / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["llm_envs.tasks"] == {"my/WordLadder-v0": "word_ladder.task:WordLadderEnv"}
+    assert "llm-envs is on no package index yet" in (tmp_path / "word-ladder" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from llm_envs.errors import counted
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import jsonl_logger
 from llm_envs.tracking.progress import can_draw
@@ -79,7 +80,8 @@ def planned(args: Any, n_steps: int) -> str:
     """Return the extent of a training in words: its optimizer steps, and the episodes or rows that they learn from."""
     n = n_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     played = n // int(args.num_iterations) if hasattr(args, "num_iterations") else None
-    return f"{n_steps} optimizer steps, {n} rows" if played is None else f"{n_steps} optimizer steps, {played} episodes"
+    of = counted(n, "row") if played is None else counted(played, "episode")
+    return f"{counted(n_steps, 'optimizer step')}, {of}"
 
 
 class ProgressLineCallback(TrainerCallback):

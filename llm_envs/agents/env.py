@@ -269,8 +269,8 @@ class AgentEnv:
         assert self.tasks is not None
         if split == "test" and split not in self.tasks:
             raise InvalidConfigError(
-                f"{self.env_id} has no test tasks, which split='test' plays: give AgentEnv(test_tasks=...), or play the "
-                "split 'train'."
+                f"{self.env_id} has no test tasks, which split='test' plays: give AgentEnv(test_tasks=...), or play "
+                "the split 'train'."
             )
         if set(kwargs) - {"split"} or split not in self.tasks:
             raise InvalidConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llm_envs.agents.record import RecordedTurn
 from llm_envs.agents.session import PolicySession
+from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Trajectory
 
@@ -29,7 +30,8 @@ def show_session(session: PolicySession, trajectory: Trajectory) -> str:
         out += _request(session, turn, *places[turn])
     n_trained = sum(int(row.mask.sum()) for row in trajectory.rows)
     out.append(
-        f"{len(session.record.turns)} requests, {len(lines)} rows, {trajectory.n_tokens} tokens: {n_trained} trained"
+        f"{counted(len(session.record.turns), 'request')}, {counted(len(lines), 'row')}, "
+        f"{counted(trajectory.n_tokens, 'token')}: {n_trained} trained"
     )
     result = trajectory.error or trajectory.metadata.get("unscored_because")
     status = trajectory.status if result is None else f"{trajectory.status}: {result}"

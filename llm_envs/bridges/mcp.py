@@ -19,7 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.errors import InvalidConfigError, extra_needed
+from llm_envs.errors import InvalidConfigError, did_you_mean, extra_needed
 from llm_envs.parsers import format_tool_call
 from llm_envs.rollout.workers.runner import close_env, env_attribute
 from llm_envs.sources.mixture import derive_seed
@@ -76,16 +76,15 @@ class McpEpisodes:
             if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
                 return f"The seed is {seed!r}; it must be an integer of at least 0.", True
             return self._start(seed), False
+        known = [tool for tool, _, _ in self.tools()]
+        if name not in known:
+            near = did_you_mean(name, known)
+            return f"The tool {name!r} is unknown; the tools are {', '.join(known)}.{near}", True
         if not self._is_playing:
             return _NOT_PLAYING, True
         if name == REPLY:
             text = arguments.get("text")
             return self._step(text) if isinstance(text, str) else (f"The text is {text!r:.80}, and not a string.", True)
-        if name not in [function["name"] for function in self._functions]:
-            return (
-                f"The tool {name!r} is unknown; the tools are {', '.join(tool for tool, _, _ in self.tools())}.",
-                True,
-            )
         return self._step(format_tool_call(name, **arguments))
 
     def _start(self, seed: int | None) -> str:

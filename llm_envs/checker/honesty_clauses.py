@@ -16,7 +16,7 @@ from llm_envs.checker.mutations import mutants
 from llm_envs.checker.subject import Subject, may_wait
 from llm_envs.checker.verdicts import FALSE_ALARM, Inapplicable, binomial_tail, require
 from llm_envs.env import TextEnv
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.parsers import format_answer, format_tool_call
 
 __all__ = [
@@ -178,7 +178,7 @@ def tells_its_turn_limit(subject: Subject) -> str:
         f"nothing that the agent reads depends on max_turns: write the limit ({turns}) into prompt(), or into the "
         "instructions",
     )
-    return f"{turns} turns"
+    return counted(turns, "turn")
 
 
 def says_when_it_waits(subject: Subject) -> str:

@@ -23,7 +23,7 @@ from llm_envs.checker.subject import Subject
 from llm_envs.checker.verdicts import BrokenClause, Inapplicable, require
 from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.env.state import generators
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.parsers import format_tool_call
 
 __all__ = [
@@ -215,7 +215,7 @@ def _begin_differently(subject: Subject) -> str:
         f"{len(again)} of {len(shown['test'])} test episodes begin as one of train does, such as {again[:1]!r:.120}: "
         "divide the problems by a hash of what they ask",
     )
-    return f"{len(shown['test'])} episodes of each split begin differently"
+    return f"{counted(len(shown['test']), 'episode')} of each split begin differently"
 
 
 def oracle_earns_the_maximum(subject: Subject) -> str:
@@ -303,7 +303,7 @@ def ends_its_episodes(subject: Subject) -> str:
         if isinstance(subject.env.unwrapped, SingleTurnEnv):
             last = trace.steps[-1]
             require(last.terminated and not last.truncated, "a single-turn episode was truncated: it must terminate")
-    return f"within {most} turns"
+    return f"within {counted(most, 'turn')}"
 
 
 def info_is_well_formed(subject: Subject) -> str:

@@ -16,6 +16,7 @@ from llm_envs.checker.episodes import TextPolicy, Trace, probe, repeat
 from llm_envs.checker.reward_hacks import reward_hacks
 from llm_envs.checker.subject import Subject
 from llm_envs.checker.verdicts import Inapplicable, require
+from llm_envs.errors import counted
 from llm_envs.rewards import weighted_sum
 
 __all__ = [
@@ -90,7 +91,7 @@ def rewards_are_weighted_components(subject: Subject) -> str:
             math.isclose(float(step.reward), total, abs_tol=1e-9 if subject.is_task else 1e-6),
             f"the reward is {step.reward}, its components {components} sum to {total}",
         )
-    return f"{len(steps)} steps"
+    return counted(len(steps), "step")
 
 
 def pays_success_more(subject: Subject) -> str:

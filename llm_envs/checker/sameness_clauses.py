@@ -17,6 +17,7 @@ import numpy as np
 from llm_envs.checker.episodes import Step, Trace, difference, global_random_state, repeat
 from llm_envs.checker.subject import Subject
 from llm_envs.checker.verdicts import FALSE_ALARM, Inapplicable, binomial_tail, require
+from llm_envs.errors import counted
 
 __all__ = [
     "depends_on_the_seed",
@@ -73,7 +74,7 @@ def keeps_the_interface(subject: Subject) -> str:
             n_steps += 1
             if terminated or truncated:
                 break
-    return f"{n_steps} steps"
+    return counted(n_steps, "step")
 
 
 def _require_text(observation: object, method: str) -> None:

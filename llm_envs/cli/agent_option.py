@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.objects import absolute_name, load_object
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec
     print(f"\n{agent.env_id}, an episode of the agent with the model")
     print(show_session(sessions[0], trajectory))
     for number, row in enumerate(trajectory.rows):
-        print(f"\nrow {number}: {len(row)} tokens; trained: {int(row.mask.sum())}, marked")
+        print(f"\nrow {number}: {counted(len(row), 'token')}; trained: {int(row.mask.sum())}, marked")
         print(doctor.show_row(codec, row, colour=colour))

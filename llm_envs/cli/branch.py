@@ -17,7 +17,7 @@ from llm_envs.cli.arguments import (
 )
 from llm_envs.cli.parser import Flag
 from llm_envs.cli.policy_options import add_player_arguments, open_player, player_settings
-from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, counted
 from llm_envs.objects import env_id
 from llm_envs.tracking.loggers import visible_text
 
@@ -197,7 +197,7 @@ def _shown(outcomes: dict[str, Any]) -> str:
     lines = [
         f"{outcomes['env_id']}, episode {outcomes['episode']} from turn {outcomes['turn']} on, {outcomes['n']} times",
         f"policy    {outcomes['policy']}",
-        f"stored    success {stored['is_success']}, reward {stored['reward']:g}, {stored['turns']} turns",
+        f"stored    success {stored['is_success']}, reward {stored['reward']:g}, {counted(stored['turns'], 'turn')}",
     ]
     if outcomes["n"]:
         low, high = outcomes["success_interval"]

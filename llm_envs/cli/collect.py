@@ -27,7 +27,7 @@ from llm_envs.cli.parser import Flag, Parser, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
 from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
-from llm_envs.errors import LLMEnvsError, StoreError
+from llm_envs.errors import LLMEnvsError, StoreError, counted
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _summarize(done: CollectedRun) -> int:
     if done.first_error is not None:
         kinds = ", ".join(f"{kind} x{count}" for kind, count in done.stats.error_kinds.most_common(3))
         raise LLMEnvsError(
-            f"{done.n_failed} episodes failed ({kinds}), the first with: {done.first_error.message:.300}. "
+            f"{counted(done.n_failed, 'episode')} failed ({kinds}), the first with: {done.first_error.message:.300}. "
             "Repeat the command with --resume to play them again."
         )
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 from llm_envs.cli.arguments import require_model, require_text
 from llm_envs.cli.parser import Flag, Parser
 from llm_envs.cli.room_options import add_room_arguments, hooks
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["add_arguments", "run"]
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     trajectory = doctor.play_oracle(codec, arguments.env)
     colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
     for row in trajectory.rows:
-        counts = f"{len(row)} tokens; trained: {int(row.mask.sum())}, marked"
+        counts = f"{counted(len(row), 'token')}; trained: {int(row.mask.sum())}, marked"
         print(f"\n{arguments.env}, an oracle's episode of {counts}")
         print(doctor.show_row(codec, row, colour=colour))
     for show in further:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["add_arguments", "run"]
@@ -28,5 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.data.shards import merge_runs
 
     n_episodes = merge_runs(arguments.runs, arguments.out)
-    print(visible_text(f"{n_episodes} episodes are in {arguments.out}"))
+    print(visible_text(f"{arguments.out} has {counted(n_episodes, 'episode')}"))
     return 0

@@ -57,7 +57,10 @@ _README = """\
 
 `{id}`, a task for llm-envs.
 
+llm-envs is on no package index yet. Install it from a checkout first, or pip looks for it there and fails:
+
 ```
+pip install -e PATH/TO/llm-envs
 pip install -e .
 llm-envs check {id} --all-levels --thorough
 llm-envs play {id}

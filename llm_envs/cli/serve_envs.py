@@ -9,6 +9,7 @@ import secrets
 import sys
 
 from llm_envs.cli.arguments import add_host_argument, positive, warn_of_every_address
+from llm_envs.errors import counted
 
 __all__ = ["add_arguments", "run"]
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             task_spec(env_id(name))  # its folder is now in `sys.path`, which workers inherit
         n_workers = arguments.workers or processors()
         server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
-        print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)
+        print(f"{counted(n_workers, 'worker')} at {server.address}; Ctrl-C ends them", flush=True)
         server.serve()
     except KeyboardInterrupt:
         pass

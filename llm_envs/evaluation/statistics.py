@@ -300,7 +300,8 @@ def paired_interval(
         smallest: For rates, the smallest difference that a problem can show: 1 with one sample per problem, 1/k with k.
             The interval is then computed with two more problems, one that differs by this and one by its opposite,
             which keeps it valid if few problems differ: with one sample, Bonett and Price, "Adjusted Wald confidence
-            interval for a difference of binomial proportions based on paired data" (2012). 0 adds nothing.
+            interval for a difference of binomial proportions based on paired data" (2012). It lies within [-1, 1].
+            0 adds nothing.
 
     Returns:
         Mean and error of the unadjusted data (inf with fewer than two problems), and the interval.
@@ -314,7 +315,10 @@ def paired_interval(
         shown, wide, m = clustered_error([[value] for value in (*differences, smallest, -smallest)])
         wide, degrees = wide * math.sqrt((m - 1) / m), m - 1
     half = student_quantile(confidence, degrees) * wide
-    return mean, error, Interval(shown - half, shown + half)
+    low, high = shown - half, shown + half
+    if smallest:  # a difference of rates is at least -1 and at most 1
+        low, high = max(low, -1.0), min(high, 1.0)
+    return mean, error, Interval(low, high)
 
 
 def sign_test(wins: int, losses: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from llm_envs.errors import counted
 from llm_envs.evaluation.comparison import Comparison, Difference
 from llm_envs.evaluation.results import Measure, Results, TaskResult
 from llm_envs.tracking.loggers import visible_text
@@ -51,7 +52,7 @@ def show_comparison(comparison: Comparison) -> str:
     settings = [f"{name}: {ours} against {theirs}" for name, (ours, theirs) in comparison.settings.items()]
     lines = [f"this: {comparison.this}", f"that: {comparison.that}", *settings, "", _table(rows), "", _table(wins)]
     lines += [
-        f"{task.name}: {task.left_out} problems have no scored sample of both and are left out"
+        f"{task.name}: {counted(task.left_out, 'problem')} left out, without a scored sample of both"
         for task in comparison.tasks
         if task.left_out
     ]

@@ -18,7 +18,7 @@ from llm_envs.data.folder import read_manifest
 from llm_envs.data.parquet import write_shard
 from llm_envs.data.storage import as_path
 from llm_envs.data.writer import iter_trajectories, n_records
-from llm_envs.errors import InvalidConfigError, StoreError, extra_needed
+from llm_envs.errors import InvalidConfigError, StoreError, counted, extra_needed
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.report.episodes import Names, is_sampled, table_line
 from llm_envs.report.summary import TaskSummary, by_task, settings_text
@@ -72,7 +72,7 @@ def push_to_hub(
             there = api.list_repo_files(repo_id, repo_type="dataset")
             operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in new.items()]
             operations += [CommitOperationDelete(n) for n in there if n.startswith("data/") and n not in new]
-            message = f"{n} episodes, uploaded by llm-envs"
+            message = f"{counted(n, 'episode')}, uploaded by llm-envs"
             api.create_commit(repo_id, operations, commit_message=message, repo_type="dataset")
         except HFValidationError as error:
             raise InvalidConfigError(f"{repo_id!r} is not the name of a repository (OWNER/NAME): {error}") from error
@@ -193,7 +193,7 @@ configs:
 
 # {repo_id.rpartition("/")[2]}
 
-{counts.n:,} episodes of language-model environments, played by llm-envs. {played}
+{counts.n:,} {"episode" if counts.n == 1 else "episodes"} of language-model environments, played by llm-envs. {played}
 
 | environment | arguments | problems | episodes | without a score | success (95% interval by problem) | mean reward |
 |---|---|---|---|---|---|---|

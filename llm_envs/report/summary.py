@@ -144,7 +144,7 @@ def compare_runs(parts: Mapping[tuple[int, int], TaskSummary]) -> list[dict[str,
                 {
                     "runs": [one, other],
                     "problems": len(success),
-                    "success": [None if v is None else max(-1.0, min(1.0, v)) for v in _difference(by_success)],
+                    "success": _difference(by_success),
                     "reward": _difference(paired_interval(reward)),
                     "p": sign_test(*changed),
                 }

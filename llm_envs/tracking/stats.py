@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from llm_envs.errors import RolloutFailedError
+from llm_envs.errors import RolloutFailedError, counted
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = ["BusyTime", "CollectorStats", "nothing_passes"]
@@ -144,7 +144,7 @@ class CollectorStats:
         """Return a readable line."""
         seconds, scored = max(self.elapsed_s, 1e-9), max(self.scored, 1)
         parts = [
-            f"{self.accepted} episodes in {seconds:.1f} s ({self.accepted / seconds:.1f}/s)",
+            f"{counted(self.accepted, 'episode')} in {seconds:.1f} s ({self.accepted / seconds:.1f}/s)",
             f"success {self.successes / scored:.1%}" if self.scored else "",
             f"reward {self.reward / scored:.3g}" if self.scored else "",
             f"{self.turns / max(self.accepted, 1):.1f} turns",
@@ -161,7 +161,7 @@ class CollectorStats:
         if self.unscored:
             parts.append(f"{self.unscored} unscored")
         if self.rejected_groups:
-            parts.append(f"{self.rejected_groups} groups filtered out")
+            parts.append(f"{counted(self.rejected_groups, 'group')} filtered out")
         if self.dropped:
             parts.append(f"{self.dropped} dropped")
         return ", ".join(part for part in parts if part)

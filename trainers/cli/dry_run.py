@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.doctor import diagnose, show_row
+from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.trainers.callbacks import planned
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
@@ -57,7 +58,7 @@ def _first_rows(group: Sequence[Trajectory], codec: ChatCodec, colour: bool) -> 
 
 
 def _row(name: str, row: Row, codec: ChatCodec, colour: bool) -> list[str]:
-    return [f"{name}: {len(row)} tokens, {int(row.mask.sum())} trained", show_row(codec, row, colour=colour)]
+    return [f"{name}: {counted(len(row), 'token')}, {int(row.mask.sum())} trained", show_row(codec, row, colour=colour)]
 
 
 def _marked(ids: Sequence[int], mask: Sequence[int]) -> Row:
@@ -76,8 +77,8 @@ def _supervised(trainer: EnvSFTTrainer, colour: bool) -> list[str]:
     codec = ChatCodec(cast("Any", trainer.processing_class), thinking=args.thinking)
     dropped = trainer.overlong_rows
     return [
-        f"data              {len(rows)} rows, {sum(lengths)} tokens, {sum(trained)} of them trained; the longest has "
-        f"{max(lengths)}",
+        f"data              {counted(len(rows), 'row')}, {counted(sum(lengths), 'token')}, "
+        f"{sum(trained)} of them trained; the longest has {max(lengths)}",
         f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
         *_steps(args, len(rows), "rows"),
         f"learning rate     {args.learning_rate:g}",
@@ -100,9 +101,9 @@ def _steps(args: Any, n: int, what: str) -> list[str]:
     # The default of max_steps is -1, which leaves the length to num_train_epochs.
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * an_epoch)
     return [
-        f"optimizer step    {batch} {what} in micro-batches of {args.per_device_train_batch_size} on {args.world_size} "
-        f"process{'es' if args.world_size > 1 else ''}",
-        f"training          {planned(args, n_steps)}; an epoch is {an_epoch} steps",
+        f"optimizer step    {batch} {what} in micro-batches of {args.per_device_train_batch_size} on "
+        f"{counted(args.world_size, 'process')}",
+        f"training          {planned(args, n_steps)}; an epoch is {counted(an_epoch, 'step')}",
     ]
 
 
@@ -120,7 +121,8 @@ def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
     ]
     dropped = trainer.overlong_pairs
     return [
-        f"data              {len(trainer.pairs)} pairs; the longest episode has {max(lengths)} tokens",
+        f"data              {counted(len(trainer.pairs), 'pair')}; the longest episode has "
+        f"{counted(max(lengths), 'token')}",
         f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
         *_steps(args, len(trainer.pairs), "pairs"),
         _of_dpo(args),
@@ -188,12 +190,14 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
     n_steps = args.max_steps if args.max_steps > 0 else of_epochs
     return [
         f"environments      {', '.join(trainer.env_ids)}",
-        f"generation        {n_episodes // group_size} groups of {group_size} = {n_episodes} episodes on {n_processes} "
-        f"process{'es' if n_processes > 1 else ''}, at most {args.max_concurrency} concurrently on each",
-        f"optimizer step    {per_step} rows in micro-batches of {args.per_device_train_batch_size}; a generation "
-        f"lasts {uses:g} steps",
+        f"generation        {counted(n_episodes // group_size, 'group')} of {group_size} = "
+        f"{counted(n_episodes, 'episode')} on {counted(n_processes, 'process')}, at most "
+        f"{args.max_concurrency} concurrently on each",
+        f"optimizer step    {counted(per_step, 'row')} in micro-batches of {args.per_device_train_batch_size}; "
+        f"a generation lasts {counted(uses, 'step')}",
         f"training          {planned(args, n_steps)}",
-        f"data              {n_items} items: an epoch is {n_items * group_size / n_episodes:g} generations",
+        f"data              {counted(n_items, 'item')}: an epoch is "
+        f"{counted(n_items * group_size / n_episodes, 'generation')}",
         f"loss              {_objective(trainer)}, learning rate {args.learning_rate:g}",
     ]
 
@@ -241,7 +245,8 @@ def _episodes(group: Sequence[Trajectory]) -> list[str]:
         reward = f"reward {trajectory.reward:g}" if trajectory.status == "ok" else trajectory.status
         lines.append(
             visible_text(
-                f"  {trajectory.member}: {reward}, {len(trajectory.turns)} turns, {trajectory.n_tokens} tokens, "
+                f"  {trajectory.member}: {reward}, {counted(len(trajectory.turns), 'turn')}, "
+                f"{counted(trajectory.n_tokens, 'token')}, "
                 f"{trajectory.n_sampled_tokens} of them sampled, {trajectory.stop_reason.value}{why}"
             )
         )

@@ -17,7 +17,7 @@ from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from llm_envs.data.files import replacing
-from llm_envs.errors import LLMEnvsError
+from llm_envs.errors import LLMEnvsError, counted
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
@@ -46,6 +46,9 @@ def run_training(
     """
     try:
         if is_dry:
+            if isinstance(trainer, EnvGRPOTrainer):
+                n = counted(int(trainer.num_generations or 1), "episode")
+                print(f"the plan follows when the model has played one group of {n}", file=sys.stderr, flush=True)
             print(describe_training(trainer, colour=sys.stdout.isatty()))
             return 0
         with resumable(trainer, option):
@@ -79,7 +82,8 @@ def _keep_traceback(trainer: Trainer) -> None:
     except OSError:  # often a full disk, which may be why the training failed
         traceback.print_exc()
         return
-    print(f"llm-envs: it failed after {trainer.state.global_step} steps; the traceback is in {path}", file=sys.stderr)
+    steps = counted(trainer.state.global_step, "step")
+    print(f"llm-envs: it failed after {steps}; the traceback is in {path}", file=sys.stderr)
 
 
 @contextmanager

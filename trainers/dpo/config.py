@@ -10,7 +10,7 @@ from trl import DPOConfig
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.trainers.run.ranks import set_for_machine
-from llm_envs.trainers.settings.checks import check_values
+from llm_envs.trainers.settings.checks import check_values, read_numbers
 from llm_envs.trainers.settings.unused import NamedSettings, without
 
 __all__ = ["LOSS_TYPES", "PAIRS_FROM_PLAY", "EnvDPOConfig", "check_arguments"]
@@ -69,6 +69,7 @@ class EnvDPOConfig(NamedSettings, DPOConfig):
 
     def __post_init__(self) -> None:
         """Set the defaults of this machine, then check our fields."""
+        read_numbers(self)
         set_for_machine(self)
         super().__post_init__()
         check_values(

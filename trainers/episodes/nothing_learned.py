@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from llm_envs.errors import counted
 from llm_envs.trainers.episodes.rewards import EpisodeRewards
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.types import Trajectory
@@ -97,7 +98,7 @@ def why_nothing(yields: Sequence[Yield]) -> str | None:
         reasons.append(f"the group_filter dropped all groups played for {n_dropped} of {n_groups} places")
     if failures:
         commonest = failures.most_common(1)[0][0].rstrip(".")
-        reasons.append(f"{failures.total()} episodes have no score (most often: {commonest})")
+        reasons.append(f"{counted(failures.total(), 'episode')} without a score (most often: {commonest})")
     return "; ".join(reasons or ["no token of a scored episode is trained"])
 
 

@@ -18,7 +18,7 @@ from llm_envs.trainers.forward.tree_rows import FORWARDS, Forward
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 from llm_envs.trainers.grpo.from_trl import algorithm_from_trl
 from llm_envs.trainers.run.ranks import set_for_machine
-from llm_envs.trainers.settings.checks import check_env_kwargs, check_values
+from llm_envs.trainers.settings.checks import check_env_kwargs, check_values, read_numbers
 from llm_envs.trainers.settings.unused import NamedSettings, grpo_cases, refuse_unused, without
 
 __all__ = ["EnvGRPOConfig"]
@@ -178,6 +178,7 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
 
     def __post_init__(self) -> None:
         """Set the defaults of this machine, then check our fields."""
+        read_numbers(self)
         set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         self._start_trl()

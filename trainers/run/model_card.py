@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.data.files import remove_link
+from llm_envs.errors import counted
 from llm_envs.evaluation.results import installed_versions
 from llm_envs.sources.source import EnvChoice
 from llm_envs.tracking.describing import describing
@@ -105,7 +106,7 @@ def environment_section(
 
 {played}
 
-Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.{needs}
+Seed {seed}, from which the seeds of all episodes are computed; {counted(steps, "step")}. {versions}.{needs}
 
 ## Results
 

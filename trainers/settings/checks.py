@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.utils import is_peft_model
@@ -22,6 +23,7 @@ __all__ = [
     "check_scorable",
     "check_values",
     "load_training_tokenizer",
+    "read_numbers",
     "training_template",
     "with_split",
 ]
@@ -44,6 +46,23 @@ def check_scorable(model: Any) -> None:
     head = base.get_output_embeddings()
     if type(head).__name__ == "TrainableTokensWrapper" and not hasattr(head, "bias"):
         head.bias = None  # TRL reads it, and PEFT's wrapper of an output layer only has its weight
+
+
+def read_numbers(args: Any) -> None:
+    """Replace texts in a config's fields of numbers, such as the "1e-5" of a YAML file, by the numbers.
+
+    Raises:
+        InvalidConfigError: If a text shows no number.
+    """
+    for field in fields(args):
+        value, kinds = getattr(args, field.name), getattr(field.type, "__name__", str(field.type)).split(" | ")
+        if not isinstance(value, str) or not {"int", "float"} & set(kinds) or "str" in kinds:
+            continue
+        try:
+            number = float(value) if "float" in kinds else int(value)
+        except ValueError as error:
+            raise InvalidConfigError(f"{field.name}={value!r}; it must be a number.") from error
+        setattr(args, field.name, number)
 
 
 def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Algorithm:

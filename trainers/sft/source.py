@@ -13,7 +13,7 @@ from datasets import Dataset, load_from_disk
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import best_of, from_dataset, sft_rows, to_groups
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.rollout import from_messages, read_messages_jsonl, read_trajectories
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.prompts import read_jsonl
@@ -122,7 +122,7 @@ def in_tokens_of(codec: ChatCodec, trajectories: Sequence[Trajectory]) -> list[T
     played = [trajectory for trajectory in trajectories if trajectory.turns]
     if all(_is_of(codec, trajectory) for trajectory in played[:_N_LOOKED_AT]) and all(t.rows for t in played):
         return list(trajectories)
-    logger.warning(f"{len(played)} episodes have no tokens of this model's: they are encoded from their messages.")
+    logger.warning(f"{counted(len(played), 'episode')} without tokens of this model, encoded from the messages")
     return [_encoded(codec, trajectory) if trajectory.turns else trajectory for trajectory in trajectories]
 
 

@@ -14,7 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import fit_rows
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, counted
 from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.scripted import OraclePolicy
@@ -31,6 +31,7 @@ from llm_envs.trainers.settings.checks import (
     check_values,
     load_training_tokenizer,
     longest_row,
+    read_numbers,
     with_split,
 )
 from llm_envs.trainers.settings.unused import NamedSettings, refuse_unused, without
@@ -86,6 +87,7 @@ class EnvSFTConfig(NamedSettings, SFTConfig):
 
     def __post_init__(self) -> None:
         """Set the defaults of this machine, then check our fields."""
+        read_numbers(self)
         set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
@@ -157,7 +159,7 @@ class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint,
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
             logger.warning(
-                f"{self.overlong_rows['overlong']} rows are longer than max_length={limit}: "
+                f"{counted(self.overlong_rows['overlong'], 'row')} longer than max_length={limit}: "
                 f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
             )
         if not rows:

@@ -72,6 +72,12 @@ def test_the_oracle_wins_through_the_protocol(env_id: str) -> None:
 def test_what_goes_wrong_is_an_error_that_the_model_reads() -> None:
     async def script(client: Any) -> None:
         assert (await said(client, "calculator", expression="1+1"))[1] is True
+        unknown = await said(client, "calculater")  # named before an episode too
+        assert unknown == (
+            "The tool 'calculater' is unknown; the tools are start_episode, submit_reply, calculator. "
+            "Did you mean calculator?",
+            True,
+        )
         first, second = (await said(client, START))[0], (await said(client, START))[0]
         assert first != second
         assert (await said(client, START, seed=3))[0] == (await said(client, START, seed=3))[0]

@@ -172,7 +172,7 @@ def test_a_server_that_refuses_later(
         assert collect(*command, "-n", "3", "--url", server.url) == 1
         error = one_line(capsys)
         assert (
-            "1 episodes failed" in error
+            "1 episode failed" in error
             and said in error
             and "Repeat the command with --resume to play them again" in error
         )

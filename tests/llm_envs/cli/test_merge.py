@@ -35,7 +35,7 @@ def test_collect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(*command, tmp_path / "parts", "--shard", shard, "--resume") == 0
         assert f"{n} of them from before" in capsys.readouterr().out
     assert run("merge", tmp_path / "parts", "--out", tmp_path / "merged") == 0
-    assert capsys.readouterr().out == f"10 episodes are in {tmp_path / 'merged'}\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'merged'} has 10 episodes\n"
     assert run(*command, tmp_path / "whole") == 0
     merged, whole = (
         sorted(read_trajectories(tmp_path / name), key=lambda t: (t.group_id, t.member)) for name in ("merged", "whole")

@@ -595,7 +595,7 @@ def test_the_command_line(
     parts = [*collect[:-4], address + "-parts", "-n", "5", "--shard"]
     assert [main([*parts, shard]) for shard in ("0/2", "1/2")] == [0, 0]
     assert main(["merge", address + "-parts", "--out", address + "-whole"]) == 0
-    assert f"5 episodes are in {address}-whole" in capsys.readouterr().out
+    assert f"{address}-whole has 5 episodes" in capsys.readouterr().out
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("memory", "file"))]
 
 

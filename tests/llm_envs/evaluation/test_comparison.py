@@ -121,7 +121,7 @@ def test_nothing_in_common_is_said_and_is_json() -> None:
     task = found.tasks[0]
     assert (task.n_problems, task.left_out, task.p_value) == (0, 2, 1.0) and math.isnan(found.success.value)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["success"]["value"] is None
-    assert "E-v0: 2 problems have no scored sample of both" in show_comparison(found)
+    assert "E-v0: 2 problems left out, without a scored sample of both" in show_comparison(found)
 
 
 def test_the_tables() -> None:

@@ -208,6 +208,10 @@ def test_bonett_and_price() -> None:
     half = student_quantile(0.95, 41) * math.sqrt((14 / 42 - (6 / 42) ** 2) / 42)
     assert mean == pytest.approx(6 / 40)
     assert (low, high) == pytest.approx((6 / 42 - half, 6 / 42 + half))
+    assert (
+        paired_interval([1.0] * 3, smallest=1.0)[2].high == 1.0
+        and paired_interval([-1.0] * 3, smallest=1.0)[2].low == -1.0
+    )
     _, _, (low, high) = paired_interval([0] * 40, smallest=1.0)  # no difference seen is not none at all
     half = student_quantile(0.95, 41) * math.sqrt(2) / 42  # variance (2/42 - 0) / 42
     assert (low, high) == pytest.approx((-half, half))

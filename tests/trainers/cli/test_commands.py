@@ -313,7 +313,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     shown = capsys.readouterr().out
     assert "environments      llm/GuessNumber-v0, llm/Countdown-v0" in shown
     assert "2 groups of 4 = 8 episodes on 1 process" in shown
-    assert "8 rows in micro-batches of 8; a generation lasts 1 steps" in shown
+    assert "8 rows in micro-batches of 8; a generation lasts 1 step" in shown
     assert "32 items: an epoch is 16 generations" in shown
     assert (
         "dapo: clipped_surrogate(clip_low=0.2, clip_high=0.28), normalised by token, KL coefficient 0" in shown
@@ -516,7 +516,7 @@ def test_where_a_training_failed_is_kept(write, tmp_path, capsys):
     assert main([*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]) == 1
     error = capsys.readouterr().err
     kept = tmp_path / "out" / "traceback-0.txt"
-    assert f"llm-envs: it failed after 1 steps; the traceback is in {kept}\nllm-envs: error: FileExists" in error
+    assert f"llm-envs: it failed after 1 step; the traceback is in {kept}\nllm-envs: error: FileExists" in error
     assert "Traceback" not in error and "Traceback (most recent call last)" in kept.read_text()
 
 

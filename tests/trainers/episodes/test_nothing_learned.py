@@ -39,7 +39,7 @@ def episodes(*groups):
     [
         ([[1.0, 1.0], [0.0, 0.0]], ["in 2 of 2 groups all rewards were equal"]),
         ([["dropped", "dropped"], [0.5, 0.5]], ["in 1 of 2 groups", "group_filter dropped", "1 of 2 places"]),
-        ([[None, None]], ["2 episodes have no score", "env.step: RolloutFailedError: broken"]),
+        ([[None, None]], ["2 episodes without a score", "env.step: RolloutFailedError: broken"]),
         ([[1.0], [0.0]], ["no token of a scored episode is trained"]),
     ],
 )

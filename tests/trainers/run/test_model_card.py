@@ -143,8 +143,8 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
     assert (there / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     card = (there / "README.md").read_text()
     assert "It has been trained using [TRL]" in card and "llm-envs" in card.split("---")[1]
-    assert "TokenizersBackend" in card
-    assert "Seed 11, from which" in card and "; 1 steps. python" in card and "llm-envs 0.1.0, trl" in card
+    assert "TokenizersBackend" in card and "[None]" not in card and 'model="None"' not in card
+    assert "Seed 11, from which" in card and "; 1 step. python" in card and "llm-envs 0.1.0, trl" in card
     if code is GRPO:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert '| test | `llm/Arithmetic-v0` | `{"split": "test", "difficulty": "easy"}` | 1 |' in card
