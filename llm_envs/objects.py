@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -54,7 +55,8 @@ def load_object(option: str, text: str, kind: type | tuple[type, ...] = object) 
     module, name = _imported(option, text, found["place"]), found["name"]
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise InvalidConfigError(f"{option} {text}: {found['place']} has no {name}.{did_you_mean(name, public)}")
+        near = did_you_mean(name, public) or (f" It has {', '.join(public)}." if public else "")
+        raise InvalidConfigError(f"{option} {text}: {found['place']} has no {name}.{near}")
     value = getattr(module, name)
     if not isinstance(value, kinds):
         raise InvalidConfigError(f"{option} {text}: {name} is of type {type(value).__name__}; it must be {wanted}.")
@@ -73,6 +75,8 @@ def env_id(text: str, option: str = "ENV") -> str:
     Raises:
         InvalidConfigError: If the object is not an environment.
     """
+    if text.endswith(".py"):
+        raise InvalidConfigError(f"{option} {text}: it is a file; name what it defines, as {text}:NAME.")
     if not is_named(text):
         return text
     found = load_object(option, text)
@@ -86,6 +90,15 @@ def env_id(text: str, option: str = "ENV") -> str:
             f"{option} {text}: {name} is of type {type(found).__name__}; it must be an environment's class, a function "
             "that makes one, a PromptTask, or the id of a registered environment."
         )
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise InvalidConfigError(
+            f"{option} {text}: {name}{inspect.signature(found)} needs arguments; what makes an environment has a "
+            "default for each."
+        ) from error
+    except ValueError:  # some classes in C have no signature
+        pass
     module = Path(place).stem if place.endswith(".py") else place
     target = f"{module}:{name}"
     same = [spec.id for spec in gym.registry.values() if spec.entry_point in (target, found) and not spec.kwargs]
@@ -107,7 +120,8 @@ def _imported(option: str, text: str, place: str) -> ModuleType:
             sys.path.append(os.getcwd())
         module = importlib.import_module(place if path is None else path.stem)
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
+        # A SyntaxError names its line itself.
+        frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
         where = f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
         what = f"{type(error).__name__}: {error}{where}"
         raise InvalidConfigError(f"{option} {text}: {place} cannot be imported ({what}).") from error

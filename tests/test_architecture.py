@@ -381,7 +381,9 @@ def test_the_core_works_without(without: Path, tmp_path: Path) -> None:
     assert Path(done.stdout.splitlines()[-1]) == without / "llm_envs" / "__init__.py"
 
 
-@pytest.mark.parametrize("package", ["llm_envs", "llm_envs.policies", "llm_envs.policies.inference", "llm_envs.trainers"])
+@pytest.mark.parametrize(
+    "package", ["llm_envs", "llm_envs.policies", "llm_envs.policies.inference", "llm_envs.trainers"]
+)
 def test_dir_lists_the_public_names_that_are_loaded_late(package):
     if package.endswith(("inference", "trainers")):
         pytest.importorskip("trl")

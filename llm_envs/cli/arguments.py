@@ -8,7 +8,7 @@ import math
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +33,7 @@ __all__ = [
     "check_one",
     "env_kwargs_of",
     "number",
+    "port",
     "positive",
     "require_model",
     "require_text",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+MODEL_MARKS = ("config.json", "adapter_config.json", "params.json")
+"""Files of which a saved model has at least one."""
 """A model name on a hub: `owner/name`."""
 
 
@@ -57,8 +60,8 @@ def check_one(given: dict[str, Any]) -> None:
     """
     names = [name for name, value in given.items() if value]
     if len(names) != 1:
-        found = f"{' and '.join(names)} are given" if names else "none is given"
-        raise InvalidConfigError(f"{' or '.join(given)}: {found}, one is needed.")
+        found = f"{' and '.join(names)} exclude each other" if names else f"{' or '.join(given)} is missing"
+        raise InvalidConfigError(f"{found}{': give one' if len(given) > 1 else ''}.")
 
 
 def number(what: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
@@ -81,6 +84,7 @@ def number(what: str, is_valid: Callable[[Any], bool], kind: Callable[[str], Any
 
 
 positive = number("an integer of at least 1", lambda value: value >= 1, int)
+port = number("a port, 0 to 65535", lambda value: 0 <= value < 65536, int)
 seconds = number("a number of seconds above 0", lambda value: value > 0)
 temperature = number("a number of at least 0 (0 is greedy)", lambda value: value >= 0)
 
@@ -246,7 +250,9 @@ def require_text(task: str, env_kwargs: dict[str, Any]) -> str:
     return task_id
 
 
-def require_model(name: str, option: str) -> None:
-    """Refuse a missing path, which a loader would look for on a model hub."""
+def require_model(name: str, option: str, marks: Sequence[str] = MODEL_MARKS) -> None:
+    """Refuse a missing path, which a loader would look for on a model hub, and a folder with none of the `marks`."""
     if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
         raise InvalidConfigError(f"{option} {name}: there is no such folder. Give a folder with a saved model.")
+    if Path(name).is_dir() and not any((Path(name) / mark).is_file() for mark in marks):
+        raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no {marks[0]}.")

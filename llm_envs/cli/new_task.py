@@ -187,7 +187,7 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
     """Write files below a folder. The only file that may exist is a `pyproject.toml` that gains a line.
 
     Raises:
-        InvalidConfigError: If another file exists. No file is written then.
+        InvalidConfigError: If another file exists; no file is written then. Or if one cannot be written.
     """
     paths = {root / name: text for name, text in files.items()}
     for path, text in paths.items():
@@ -195,8 +195,11 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
         if lines is not None and not (path.name == "pyproject.toml" and lines < Counter(text.split("\n"))):
             raise InvalidConfigError(f"{path} exists already: choose another name, or another folder with --out.")
     for path, text in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidConfigError(f"{path} cannot be written ({error.strerror}): give --out a folder.") from error
     return list(paths)
 
 

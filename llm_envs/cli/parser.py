@@ -71,6 +71,10 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+_OTHER_WORDS = {"--data": "--source", "--dataset": "--source"}
+"""Names that others give to an option, which no likeness leads to."""
+
+
 class Flag(argparse.BooleanOptionalAction):
     """An option without a value: `--resume`, and `--no-resume` to override a file."""
 
@@ -162,7 +166,8 @@ class Parser(argparse.ArgumentParser):
         return spelled
 
     def _refuse(self, name: str, known: Sequence[str]) -> NoReturn:
-        near = did_you_mean(name, sorted(known))
+        meant = _OTHER_WORDS.get(name)
+        near = f" Did you mean {meant}?" if meant in known else did_you_mean(name, sorted(known))
         raise InvalidConfigError(f"{name}: there is no such option.{near or self._hint()}")
 
     def _hint(self) -> str:
@@ -298,6 +303,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
             content = read_yaml_text(file)
     except (OSError, ValueError) as error:
         raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
+    if content is None:
+        raise InvalidConfigError(f"--config {path} is empty; write `option: value`, one a line.")
     if not isinstance(content, dict):
         raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
     return {str(key): value for key, value in content.items()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llm_envs.cli.arguments import (
     add_host_argument,
     add_sampling_arguments,
+    port,
     positive,
     require_model,
     seconds,
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", action=Repeatable, metavar="URL", help="address of the server that samples (vllm serve)"
     )
     add_host_argument(parser)
-    parser.add_argument("--port", type=int, default=8100, help="port to listen on; 0: a free one; default 8100")
+    parser.add_argument("--port", type=port, default=8100, help="port to listen on; 0: a free one; default 8100")
     parser.add_argument("--out", metavar="DIR", help="folder for the trajectories of sessions that end")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests without their own; default 0")
     parser.add_argument("--max-sessions", type=positive, default=1024, metavar="N", help="open sessions; default 1024")

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 
-from llm_envs.cli.arguments import add_host_argument, positive, warn_of_every_address
+from llm_envs.cli.arguments import add_host_argument, port, positive, warn_of_every_address
 from llm_envs.errors import counted
 
 __all__ = ["add_arguments", "run"]
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run tasks in N processes at most; default: one for each processor",
     )
     add_host_argument(parser)
-    parser.add_argument("--port", type=int, default=7100, help="port to listen on; 0: a free one; default 7100")
+    parser.add_argument("--port", type=port, default=7100, help="port to listen on; 0: a free one; default 7100")
 
 
 def run(arguments: argparse.Namespace) -> int:

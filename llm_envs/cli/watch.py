@@ -7,7 +7,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from llm_envs.cli.arguments import number
+from llm_envs.cli.arguments import port
 from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import local_path
 from llm_envs.errors import InvalidConfigError
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a folder of collect, eval or a training, which may not have begun yet"
     )
-    port = number("a port, 0 to 65535", lambda value: 0 <= value < 65536, int)
     parser.add_argument("--port", type=port, default=0, metavar="N", help="port to listen on; default: a free one")
     parser.add_argument("--open", action=Flag, help="open it in a browser")
     parser.add_argument("--title", metavar="TEXT", help="the page's title")

@@ -431,7 +431,7 @@ def _parts(path: Path) -> list[Part]:
     if path.suffix not in (".jsonl", ".parquet") if is_remote(path) else path.is_dir():
         return find_parts(path, read_manifest(path))
     if not exists(path):
-        raise StoreError(f"{path} does not exist.")
+        raise StoreError(f"{path} does not exist: give the folder of a run.")
     return [Part(0, path)]
 
 

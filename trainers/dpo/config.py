@@ -74,6 +74,7 @@ class EnvDPOConfig(NamedSettings, DPOConfig):
         super().__post_init__()
         check_values(
             self,
+            ("learning_rate", self.learning_rate >= 0, "0 or more"),
             ("pair_margin", self.pair_margin >= 0, "at least 0"),
             ("pairs_per_group", self.pairs_per_group >= 1, "at least 1"),
             ("pair_length_ratio", self.pair_length_ratio >= 1, "at least 1"),

@@ -194,7 +194,12 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
         whole = f"one that, times steps_per_generation={steps}, is a multiple of num_generations={group}"
         check_values(
             self,
-            ("max_completion_length", self.max_completion_length is not None, "the tokens of a whole episode"),
+            (
+                "max_completion_length",
+                (self.max_completion_length or 0) >= 1,
+                "the tokens of a whole episode, at least 1",
+            ),
+            ("learning_rate", self.learning_rate >= 0, "0 or more"),
             ("async_generations", is_ahead, "0 or more, and 0 without use_vllm or with ray"),
             ("temperature", self.temperature > 0, "above 0, so that samples differ"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),

@@ -171,7 +171,9 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
     if requested is None or str(requested).lower() in ("false", "no", ""):
         return None
     there = find_checkpoints(args.output_dir)
-    named = f"{args.output_dir} has {', '.join(place.name for place in there)}" if there else "there are none"
+    named = (
+        f"{args.output_dir} has {', '.join(place.name for place in there)}" if there else f"{args.output_dir} has none"
+    )
     if str(requested).lower() in ("true", "yes"):
         if not there:
             raise InvalidConfigError(

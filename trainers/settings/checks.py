@@ -12,6 +12,7 @@ from accelerate.utils import is_peft_model
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError, did_you_mean
 from llm_envs.parsers.json_calls import strict_json
+from llm_envs.policies.inference.loading import load_part
 from llm_envs.policies.inference.names import check_hub, name_problem
 from llm_envs.trainers.engines.engine_weights import check_mergeable
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
@@ -161,7 +162,8 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
             raise ModelError(f"the model {name!r}: {problem}.")
         check_hub(name)
         # With the same sides as TRL uses when it loads the tokenizer itself.
-        tokenizer = AutoTokenizer.from_pretrained(name, truncation_side="left", padding_side="left", **kwargs)
+        sides = {"truncation_side": "left", "padding_side": "left"}
+        tokenizer = load_part("tokenizer", AutoTokenizer.from_pretrained, name, **sides, **kwargs)
     codec = ChatCodec(tokenizer, thinking=thinking)
     # Padded places are masked, so the choice of token does not affect training.
     if tokenizer.pad_token is None:

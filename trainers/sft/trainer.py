@@ -96,7 +96,12 @@ class EnvSFTConfig(NamedSettings, SFTConfig):
                 "packing_strategy='wrapped' cuts rows anywhere and mixes them: a token reads the rows before its own. "
                 "Leave it out, for 'bfd'."
             )
-        check_values(self, ("best_of", self.best_of is None or self.best_of >= 1, "at least 1, or None"))
+        check_values(
+            self,
+            ("best_of", self.best_of is None or self.best_of >= 1, "at least 1, or None"),
+            ("learning_rate", self.learning_rate >= 0, "0 or more"),
+            ("num_episodes", self.num_episodes >= 1, "at least 1"),
+        )
 
 
 class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksNumbers, ChecksCheckpoint, SFTTrainer):

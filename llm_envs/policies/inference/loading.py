@@ -46,7 +46,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     load = loader or AutoTokenizer.from_pretrained
-    tokenizer = _load("tokenizer", load, name_or_path, is_real=loader is None, trust_remote_code=trust_remote_code)
+    tokenizer = load_part("tokenizer", load, name_or_path, is_real=loader is None, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -100,7 +100,7 @@ def load_model(
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code} | kwargs
     if device_map is not None:
         settings["device_map"] = device_map
-    model = _load(
+    model = load_part(
         "model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, is_real=loader is None, **settings
     )
     if adapter is not None:
@@ -139,13 +139,14 @@ def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> An
         except RuntimeError as error:  # shapes that do not fit
             raise ValueError(str(error)) from error
 
-    adapted = _load("adapter", load, adapter)
+    adapted = load_part("adapter", load, adapter)
     return adapted.merge_and_unload() if merge else adapted
 
 
-def _load(
+def load_part(
     what: str, load: Callable[..., Any], name_or_path: str | Path, *, is_real: bool = False, **kwargs: Any
 ) -> Any:
+    """Load a part of a model; an error of transformers becomes a `ModelError` that names the part and the folder."""
     if (problem := name_problem(str(name_or_path))) is not None:
         raise ModelError(
             f"no {what} could be loaded from {str(name_or_path)!r}: {problem}. Give a folder that `save_pretrained` "

@@ -175,7 +175,7 @@ class TestEval:
 
 
 REFUSED: list[tuple[list[str], str]] = [
-    (["llm/Calculator-v0", "--model", "MODEL"], "ENV and --agent are given, one is needed"),
+    (["llm/Calculator-v0", "--model", "MODEL"], "ENV and --agent exclude each other: give one"),
     (["--model", "MODEL", "--exclude", "llm/*"], "leave out --exclude"),
     (["--model", "MODEL", "--window", "2"], "leave out --window"),
     (["--model", "MODEL", "--env-servers", "host:1"], "leave out --env-servers"),
@@ -201,7 +201,7 @@ def test_what_is_refused(
 
 def test_neither_is_refused_too(tmp_path: Path, capsys: Capture) -> None:
     assert run("collect", "-n", "1", "--out", tmp_path / "run") == 2
-    assert "ENV or --agent: none is given, one is needed" in capsys.readouterr().err
+    assert "ENV or --agent is missing: give one" in capsys.readouterr().err
     assert run("eval", "--suite", "suite.yaml", "--agent", "a.py:ENV") == 2
     assert "--suite lists the tasks" in capsys.readouterr().err
     assert run("eval", "--replay", "run", "--agent", "a.py:ENV") == 2

@@ -86,9 +86,9 @@ def test_both_neither_and_what_has_no_agent(
     where = ["--model", tiny_folder, "--out", str(tmp_path / "run")]
     for name in OF:
         assert main(["train", name, "--agent", agent_file, "--env", "llm/Countdown-v0", *where]) == 2
-        assert "--env and --agent are given, one is needed" in capsys.readouterr().err
+        assert "--env and --agent exclude each other: give one" in capsys.readouterr().err
         assert main(["train", name, *where]) == 2
-        assert "none is given, one is needed" in capsys.readouterr().err
+        assert "is missing" in capsys.readouterr().err
     assert main(["train", "grpo", "--agent", "no/such.py:ENV", *where]) == 2
     assert "the file no/such.py does not exist" in capsys.readouterr().err
     for name in ("sft", "dpo"):

@@ -203,11 +203,11 @@ def test_an_output_folder_that_is_taken(place: Path, refused: Refused) -> None:
 def test_what_is_learned_must_be_said_once(
     place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
-    assert "are given, one is needed" in refused("sft", "--env", ENV)
+    assert "exclude each other" in refused("sft", "--env", ENV)
     for name in ("sft", "dpo"):
         bare = ["train", name, "--model_name_or_path", tiny_folder, "--output_dir", str(place / "out")]
         assert main(bare) == 2
-        assert "none is given, one is needed" in said(capsys, place)
+        assert "is missing" in said(capsys, place)
     assert "--env" in refused("dpo", "--env", ENV)
     bare[1] = "sft"
     assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
