@@ -45,7 +45,7 @@ __all__ = [
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 MODEL_MARKS = ("config.json", "adapter_config.json", "params.json")
-"""Files of which a saved model has at least one."""
+"""A saved model has at least one of these files."""
 """A model name on a hub: `owner/name`."""
 
 

@@ -54,7 +54,7 @@ from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.setup import check_generation
 from llm_envs.trainers.reference import Reference, drop_reference_adapter
-from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint, save_before_failure
+from llm_envs.trainers.run.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.run.finite import ChecksNumbers
 from llm_envs.trainers.run.model_card import EnvironmentCard
 from llm_envs.trainers.run.ranks import function_limit
@@ -249,7 +249,7 @@ class EpisodeTrainer(
         try:
             self._player.check_failures(self.last_trajectories)
         except RolloutFailedError as error:  # on all processes
-            raise RolloutFailedError(f"{error} {save_before_failure(self)}") from error
+            raise RolloutFailedError(f"{error} {self._save_before_failure()}") from error
         if mode == "train":
             self._count_learning(output)
         if self._kind != "ppo":  # a critic's advantages come later

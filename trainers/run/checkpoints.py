@@ -11,7 +11,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers import TrainerState
-from transformers.trainer_utils import SaveStrategy, TrainOutput
+from transformers.trainer_utils import TrainOutput
 
 from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
@@ -27,7 +27,6 @@ __all__ = [
     "find_checkpoints",
     "make_base_absolute",
     "resume_point",
-    "save_before_failure",
     "trainer_of",
 ]
 
@@ -61,23 +60,6 @@ def trainer_of(checkpoint: str | Path) -> str | None:
     ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
     kinds = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
     return next((name for name in kinds if name in TRAINERS), None)
-
-
-def save_before_failure(trainer: Any) -> str:
-    """Save a checkpoint between two steps, on all processes, and return how to resume from it.
-
-    Nothing is saved before the first step, if the step has a checkpoint, or with `save_strategy="no"`.
-    """
-    args, step = trainer.args, trainer.state.global_step
-    if not step:
-        return "No step is done, so nothing is lost: repeat the run to begin again."
-    if args.save_strategy == SaveStrategy.NO:
-        return f"save_strategy='no', so the {step} steps are not saved."
-    folder = Path(args.output_dir) / f"checkpoint-{step}"
-    if folder not in find_checkpoints(args.output_dir):
-        trainer._save_checkpoint(trainer.model, trial=None)
-        trainer.control = trainer.callback_handler.on_save(args, trainer.state, trainer.control)
-    return f"{folder} has the {step} steps: resume with train(resume_from_checkpoint=True), or the command's --resume."
 
 
 def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
@@ -142,6 +124,24 @@ class ChecksCheckpoint:
             return TrainOutput(trainer.state.global_step, 0.0, {})
         with shown_live(trainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _save_before_failure(self) -> str:
+        """Save a checkpoint between two steps, on all processes, and return how to resume from it.
+
+        Nothing is saved before the first step, if the step has a checkpoint, or with `save_strategy="no"`.
+        """
+        trainer = cast("Any", self)
+        args, step = trainer.args, trainer.state.global_step
+        if not step:
+            return "No step is done, so nothing is lost: repeat the run to begin again."
+        if args.save_strategy == "no":
+            return f"save_strategy='no', so the {step} steps are not saved."
+        folder = Path(args.output_dir) / f"checkpoint-{step}"
+        if folder not in find_checkpoints(args.output_dir):
+            trainer._save_checkpoint(trainer.model, trial=None)
+            trainer.control = trainer.callback_handler.on_save(args, trainer.state, trainer.control)
+        how = "train(resume_from_checkpoint=True), or the command's --resume"
+        return f"{folder} has the {step} steps: resume with {how}."
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         check_files(resume_from_checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.utils import is_peft_model
@@ -162,8 +163,8 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
             raise ModelError(f"the model {name!r}: {problem}.")
         check_hub(name)
         # With the same sides as TRL uses when it loads the tokenizer itself.
-        sides = {"truncation_side": "left", "padding_side": "left"}
-        tokenizer = load_part("tokenizer", AutoTokenizer.from_pretrained, name, **sides, **kwargs)
+        load = partial(AutoTokenizer.from_pretrained, truncation_side="left", padding_side="left")
+        tokenizer = load_part("tokenizer", load, name, **kwargs)
     codec = ChatCodec(tokenizer, thinking=thinking)
     # Padded places are masked, so the choice of token does not affect training.
     if tokenizer.pad_token is None:

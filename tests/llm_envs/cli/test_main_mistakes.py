@@ -1,4 +1,4 @@
-"""Mistakes in a command line: each command says in one line what is wrong and what to do, with the exit code 2."""
+"""Mistakes in a command line: one line names the mistake and what to do, and the exit code is 2."""
 
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"play {ENV} --model folder", "--model PLACE/folder: the folder holds no model, it has no config.json"),
         ("doctor folder", "doctor PLACE/folder: the folder holds no model, it has no config.json"),
         ("serve folder", "serve PLACE/folder: the folder holds no model, it has no config.json"),
-        ("new-task x --package --out binary", "binary/x/pyproject.toml cannot be written (Not a directory): give --out a"),
+        ("new-task x --package --out binary", "pyproject.toml cannot be written (Not a directory): give --out a"),
         ("serve-envs --port x", "argument --port: x is not a port, 0 to 65535"),
         ("serve-envs --port 65536", "argument --port: 65536 is not a port, 0 to 65535"),
         ("serve folder --port 65536", "argument --port: 65536 is not a port, 0 to 65535"),
@@ -63,8 +63,10 @@ def test_a_mistake_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     "command", ["export {} out.jsonl --to messages", "report {}", "branch {} --episode 0/0 --turn 0"]
 )
-def test_a_file_that_is_no_run_is_named(command: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a run's files lack is another kind of error, with the exit code 1."""
+def test_a_file_that_holds_another_thing_is_named(
+    command: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors of a run's files are of another kind, with the exit code 1."""
     for name, words in (
         ("nothing", "does not exist: give the folder of a run"),
         ("binary.jsonl", "Give the folder of"),

@@ -14,7 +14,7 @@ GRPO = "grpo --env llm/Calculator-v0 --model model --bf16 False"
     ("command", "words", "code"),
     [
         ("sft --model model", "--env or --source is missing: give one.", 2),
-        ("sft --model model --data rows.jsonl", "--data: there is no such option. Did you mean --source?", 2),
+        ("sft --model model --data rows.jsonl", "Did you mean --source?", 2),
         ("sft --model model --env llm/Calculator-v0 --num-episodes 0 --bf16 False", "num_episodes=0; it must be", 2),
         ("dpo --model model --source pairs.jsonl --learning-rate -1 --bf16 False", "learning_rate=-1.0; it must be", 2),
         (f"{GRPO} --learning-rate -1", "learning_rate=-1.0; it must be 0 or more", 2),
