@@ -8,7 +8,7 @@ import math
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-MODEL_MARKS = ("config.json", "adapter_config.json", "params.json")
-"""A saved model has at least one of these files."""
+_MODEL_MARKS = ("config.json", "adapter_config.json", "params.json", "tokenizer_config.json", "tokenizer.json")
+"""A saved model, or the tokenizer of a served one, has at least one of these files."""
 """A model name on a hub: `owner/name`."""
 
 
@@ -250,9 +250,9 @@ def require_text(task: str, env_kwargs: dict[str, Any]) -> str:
     return task_id
 
 
-def require_model(name: str, option: str, marks: Sequence[str] = MODEL_MARKS) -> None:
-    """Refuse a missing path, which a loader would look for on a model hub, and a folder with none of the `marks`."""
+def require_model(name: str, option: str) -> None:
+    """Refuse a missing path, which a loader would look for on a model hub, and a folder without model and tokenizer."""
     if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
         raise InvalidConfigError(f"{option} {name}: there is no such folder. Give a folder with a saved model.")
-    if Path(name).is_dir() and not any((Path(name) / mark).is_file() for mark in marks):
-        raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no {marks[0]}.")
+    if Path(name).is_dir() and not any((Path(name) / mark).is_file() for mark in _MODEL_MARKS):
+        raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no {_MODEL_MARKS[0]}.")

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import MODEL_MARKS, positive, require_model
+from llm_envs.cli.arguments import positive, require_model
 from llm_envs.cli.parser import Repeatable
 from llm_envs.errors import BridgeError, InvalidConfigError, public_address
 from llm_envs.objects import absolute_name, is_named, load_object
@@ -160,7 +160,7 @@ def check_player(arguments: argparse.Namespace) -> None:
     if kind in ("transformers", "vllm", "serve") and _is_adapter(arguments.model):
         require_model(_base_of(arguments.model), f"--model {arguments.model} has an adapter whose base is")
     if arguments.tokenizer is not None:
-        require_model(arguments.tokenizer, "--tokenizer", ("tokenizer_config.json", "tokenizer.json", *MODEL_MARKS))
+        require_model(arguments.tokenizer, "--tokenizer")
 
 
 def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
