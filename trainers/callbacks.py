@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from llm_envs.errors import counted
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import jsonl_logger
 from llm_envs.tracking.progress import can_draw
+from llm_envs.tracking.spans import step_span, tracing
 
 __all__ = [
     "LoggerCallback",
@@ -27,6 +29,7 @@ __all__ = [
     "follow_training",
     "guard_trackers",
     "planned",
+    "step_spans",
 ]
 
 
@@ -165,6 +168,34 @@ class ProgressLineCallback(TrainerCallback):
 
 def _words(shown: Mapping[str, str]) -> str:
     return "  ".join(text if name == "s" else f"{name} {text}".rstrip() for name, text in shown.items())
+
+
+class _StepSpanCallback(TrainerCallback):
+    """Opens a span with each step, and closes it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._stack.enter_context(step_span(state.global_step + 1, args.process_index))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def step_spans(trainer: Trainer) -> Iterator[None]:
+    """While the block trains, write spans of the steps and of the episodes played in them, if `trace` is set."""
+    if not getattr(trainer.args, "trace", False):
+        yield
+        return
+    with tracing(), ExitStack() as stack:  # it also closes the span of a step that fails
+        callback = _StepSpanCallback(stack)
+        trainer.add_callback(callback)
+        try:
+            yield
+        finally:
+            trainer.remove_callback(callback)
 
 
 def follow_training(trainer: Trainer) -> None:

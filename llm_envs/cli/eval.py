@@ -175,7 +175,7 @@ def _check(arguments: argparse.Namespace) -> None:
     others = in_place_of_env(arguments)
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
-        given += ["--resume"] * arguments.resume + arguments.envs[:1]
+        given += ["--resume"] * arguments.resume + ["--trace"] * arguments.trace + arguments.envs[:1]
         settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers"]
         settled += ["window", *arguments.room_options]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks

@@ -1,16 +1,18 @@
-"""The options `--report-to`, `--project`, `--run-name` and `--log-every-s`, and the logger that they ask for."""
+"""The options `--report-to`, `--project`, `--run-name`, `--log-every-s` and `--trace`, and what they ask for."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_envs.cli.arguments import seconds
+from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import is_remote
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.run_logger import NEEDS_FOLDER, TRACKERS, RunLogger, tracker_logger
+from llm_envs.tracking.spans import tracing
 from llm_envs.tracking.trackers import DEFAULT_PROJECT
 
 __all__ = ["add_tracking_arguments", "check_tracking", "tracker_of"]
@@ -32,6 +34,11 @@ def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-every-s", type=seconds, default=10.0, metavar="S", help="seconds between logged steps; default 10"
     )
+    group.add_argument(
+        "--trace",
+        action=Flag,
+        help="send OpenTelemetry spans of the episodes to OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
 
 
 def check_tracking(arguments: argparse.Namespace) -> None:
@@ -51,14 +58,20 @@ def check_tracking(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError(f"--report-to {lying[0]} writes into the run's folder: give --out DIR, a local one.")
 
 
-def tracker_of(
-    arguments: argparse.Namespace, config: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[RunLogger | None]:
-    """Create the logger that the options request; None if they request none.
+@contextlib.contextmanager
+def tracker_of(arguments: argparse.Namespace, config: Mapping[str, Any]) -> Iterator[RunLogger | None]:
+    """Create the logger that the options request, None if they request none; trace while the block lasts.
 
     Raises:
-        MissingExtraError: Like `tracker_logger`.
+        MissingExtraError: Like `tracker_logger` and `tracing`.
     """
+    with tracing() if arguments.trace else contextlib.nullcontext(), _logger(arguments, config) as logger:
+        yield logger
+
+
+def _logger(
+    arguments: argparse.Namespace, config: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[RunLogger | None]:
     from llm_envs.evaluation.results import installed_versions
 
     names = arguments.report_to or ["none"]

@@ -55,7 +55,15 @@ def check_results(results: Any) -> tuple[ToolResult, ...]:
     checked = tuple(result for result in results if isinstance(result, ToolResult))
     for r in checked:
         try:
-            parts = [r.name, dict(r.arguments), r.output, r.success, r.error, r.seconds]
+            parts = [
+                r.name,
+                dict(r.arguments),
+                r.output,
+                r.success,
+                r.error,
+                as_number(r.seconds),
+                as_number(r.began_s),
+            ]
             json.dumps(parts, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise EnvContractError(f"a tool result must be JSON types ({error}), got {r!r:.200}.") from error

@@ -54,6 +54,7 @@ from llm_envs.rollout.workers.remote import EnvServers
 from llm_envs.rollout.workers.runner import EnvMaker, check_made
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.tracking.progress import Progress, show_progress
+from llm_envs.tracking.spans import episode_span
 from llm_envs.tracking.stats import CollectorStats, nothing_passes
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
@@ -455,7 +456,10 @@ class Collector(AbstractContextManager["Collector"]):
         key, is_emitted = (spec.group_id, spec.member), False
         self.stats.open_episodes[key] = spec.env_id, spec.seed, time.monotonic()
         try:
-            trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
+            with episode_span(spec.env_id, spec.seed, *key) as span:
+                trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
+                if span is not None:
+                    span.note_episode(trajectory)
             if version is not None:
                 trajectory = replace(trajectory, metadata={**trajectory.metadata, DISPATCH_VERSION: version})
             # No `await` from here to `stats.add`: a cancellation in between would leave an emitted episode uncounted.

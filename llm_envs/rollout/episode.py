@@ -54,6 +54,7 @@ from llm_envs.rollout.workers.runner import Env, EnvRunner, Runner, env_attribut
 from llm_envs.rollout.workers.wire import error_text
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
+from llm_envs.tracking.spans import current_tracing, turn_span, write_tool_spans
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
@@ -251,20 +252,28 @@ class _Episode:
     async def run(self) -> None:
         await self._reset()
         while not (reason := self._limit_reached()):
-            try:
-                # Inside the `try`: an asynchronous context function can use up the episode's time too.
-                await self._show_observation()
-                budget = turn_budget(self.limits, self.sampling.max_new_tokens, *self._row_use())
-                reply = await self._ask(budget)
-            except _OutOfTokens as error:
-                return self._cut(StopReason.MAX_TOKENS, str(error))
-            except ContextFullError as error:
-                return self._cut(StopReason.CONTEXT_FULL if self.turns else StopReason.PROMPT_TOO_LONG, str(error))
-            except TimeIsUp as error:
-                return self._cut(StopReason.TIMEOUT, str(error))
-            if await self._step(reply):
-                return None
+            with turn_span(len(self.turns)):
+                self.sampler.within = current_tracing()
+                if await self._play_turn():
+                    return None
         return self._cut(*reason)
+
+    async def _play_turn(self) -> bool:
+        """Ask the policy and step the environment; return whether the episode is over."""
+        try:
+            # Inside the `try`: an asynchronous context function can use up the episode's time too.
+            await self._show_observation()
+            budget = turn_budget(self.limits, self.sampling.max_new_tokens, *self._row_use())
+            reply = await self._ask(budget)
+        except _OutOfTokens as error:
+            self._cut(StopReason.MAX_TOKENS, str(error))
+        except ContextFullError as error:
+            self._cut(StopReason.CONTEXT_FULL if self.turns else StopReason.PROMPT_TOO_LONG, str(error))
+        except TimeIsUp as error:
+            self._cut(StopReason.TIMEOUT, str(error))
+        else:
+            return await self._step(reply)
+        return True
 
     async def _reset(self) -> None:
         started = time.perf_counter()
@@ -372,7 +381,7 @@ class _Episode:
         self.messages.append(reply.message)
         # Before the step, because `_add_turn` records the row and span of this reply.
         self.transcript.append_reply(reply.message, reply.ids, reply.logps, reply.kept)
-        started = time.perf_counter()
+        started, began_s = time.perf_counter(), time.time()
         try:
             with self.stats.env_time, _attribute_errors_to("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
@@ -386,6 +395,7 @@ class _Episode:
         except _Failure:
             self.transcript.drop_reply()  # keeps invariant 6: no span without its turn
             raise
+        write_tool_spans(self.turns[-1].tool_results, began_s)
         count_quirks(info, self.metadata)
         self.observation = observation
         if terminated:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,12 +51,13 @@ class SyncRunner:
         async def main() -> None:
             result.append(await function())
 
-        self._runner.run(main())
+        self._runner.run(main(), context=copy_context())  # else the context of the first call, with its span
         return result[0]
 
     def _run_beside(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         result: Future[T] = Future()
         task: list[asyncio.Task[Any] | None] = []
+        context = copy_context()
 
         async def main() -> T:
             task.append(asyncio.current_task())
@@ -63,7 +65,7 @@ class SyncRunner:
 
         def target() -> None:
             try:
-                result.set_result(self._runner.run(main()))
+                result.set_result(self._runner.run(main(), context=context))
             except BaseException as error:  # handed to the waiting thread
                 result.set_exception(error)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
+from llm_envs.tracking.spans import Tracing, chat_span, current_tracing
 from llm_envs.types import FinishReason, KeptTokens, Message, Sampled, SamplingParams, VersionSpan
 from llm_envs.types.sampling import MAX_LOGP, MIN_LOGP
 
@@ -69,6 +70,7 @@ class TurnSampler:
         seed_base: Turn seeds are hashed from (this, group, member, turn).
         gate: Pauses the policy.
         on_tokens: Called with the number of sampled tokens, piece by piece.
+        within: Where the spans of the turns belong: the episode, or its current turn.
     """
 
     policy: Policy
@@ -78,6 +80,7 @@ class TurnSampler:
     seed_base: int
     gate: PauseGate | None = None
     on_tokens: Callable[[int], None] | None = None
+    within: Tracing | None = field(default_factory=current_tracing)
     clock: Stopwatch = field(init=False)
     """Time since the episode began."""
 
@@ -91,6 +94,13 @@ class TurnSampler:
             ContextFullError: If the prompt leaves no room for a token.
             TimeIsUp: If the episode has no time left.
         """
+        with chat_span(self.within, self.policy, params) as span:
+            sampled = await self._sample(prompt_ids, params, turn)
+            if span is not None:
+                span.note_reply(len(prompt_ids), len(cast("Sized", sampled.ids)), sampled.finish_reason)
+            return sampled
+
+    async def _sample(self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, turn: int) -> SampledTurn:
         pieces: list[Sampled] = []
         while not pieces or pieces[-1].finish_reason is FinishReason.ABORT:
             n_tokens = sum(len(piece.token_ids) for piece in pieces)
@@ -129,9 +139,12 @@ class TurnSampler:
         """Ask a chat policy for a reply; `params.seed` is the seed of this turn."""
         policy = cast("ChatPolicy", self.policy)
         params = replace(params, seed=self._seed(turn))
-        message = await self.in_time(lambda: policy.reply(messages, tools, params))
-        if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
-            raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
+        with chat_span(self.within, policy, params) as span:
+            message = await self.in_time(lambda: policy.reply(messages, tools, params))
+            if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
+                raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
+            if span is not None:
+                span.note_reply(None, None, message.metadata.get("finish_reason"))
         check_extras(message)
         return self._unsampled(render_reply(message), message)
 

@@ -188,7 +188,7 @@ class Tool:
                 # The path of nearly every call, so it is kept short.
                 output = self.function(**self._bind(arguments))
                 if type(output) is str and len(output) <= MAX_OUTPUT_CHARACTERS and output.isascii():
-                    return ToolResult(self.name, arguments, output, True, None, time.perf_counter() - started)
+                    return ToolResult(self.name, arguments, output, True, None, *_times(started))
                 return self.succeeded(arguments, started, self.resolve(output, None))
             return self.succeeded(arguments, started, self.execute(self.admit(arguments), timeout_s))
         except BaseException as raised:
@@ -288,7 +288,7 @@ class Tool:
         if len(output) > MAX_OUTPUT_CHARACTERS:
             n_cut = len(output) - MAX_OUTPUT_CHARACTERS
             output = f"{output[:MAX_OUTPUT_CHARACTERS]}\n[cut: {n_cut} more characters]"
-        return ToolResult(self.name, arguments, output, error is None, error, time.perf_counter() - started)
+        return ToolResult(self.name, arguments, output, error is None, error, *_times(started))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the function; converters are made again."""
@@ -354,6 +354,12 @@ class Tool:
             properties[parameter.name] = schema
         self._required = tuple(required)
         return {"type": "object", "properties": properties, "required": required}
+
+
+def _times(started: float) -> tuple[float, float]:
+    """Return the seconds since `started` (`time.perf_counter()`), and when that was, by `time.time()`."""
+    seconds = time.perf_counter() - started
+    return seconds, time.time() - seconds
 
 
 def unknown_tool(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:

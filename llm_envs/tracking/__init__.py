@@ -14,6 +14,7 @@ from llm_envs.tracking.loggers import (
 )
 from llm_envs.tracking.metrics import average_metrics, metric_totals, metrics_by, trajectory_metrics
 from llm_envs.tracking.run_logger import tracker_logger
+from llm_envs.tracking.spans import tracing
 
 __all__ = [
     "Logger",
@@ -25,6 +26,7 @@ __all__ = [
     "metrics_by",
     "multi_logger",
     "read_metrics",
+    "tracing",
     "tracker_logger",
     "trajectory_metrics",
     "trajectory_table",

@@ -35,6 +35,8 @@ class ToolResult:
     """Class name of the error, or None."""
     seconds: float = field(default=0.0, compare=False)
     """Wall time of the call. Ignored when results are compared."""
+    began_s: float = field(default=0.0, compare=False)
+    """When the call began, by `time.time()`; 0: unknown. Ignored when results are compared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,7 +349,7 @@ def _turn_to_dict(turn: Turn, timings: bool) -> dict[str, Any]:
     else:
         del out["seconds"]
         for result in out["tool_results"]:
-            del result["seconds"]
+            del result["seconds"], result["began_s"]
     return out
 
 

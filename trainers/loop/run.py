@@ -34,6 +34,7 @@ from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
+from llm_envs.tracking.spans import step_span
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
@@ -199,30 +200,31 @@ def train(
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
     n_failed, first = 0, state.iteration
     while state.iteration < n_iterations:
-        start = time.perf_counter()
-        current = _algorithm_of(algorithm, state, collector)
-        bounded = _with_max_length(settings, current, collector)
-        played_at = n_groups, group_size, state.iteration
-        groups, played = play_generation(
-            collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
-        )
-        middle, is_first, before = time.perf_counter(), state.iteration == first, state
-        state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
-        n_failed = 0 if metrics["scored"] else n_failed + 1
-        if n_failed >= MAX_FAILED_GENERATIONS:
-            _stop_failing(groups, before, checkpoint_fn)
-        metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
-        state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
-        sync(collector.policy, state)  # before the evaluation, which must measure the new weights
-        is_last, is_best = state.iteration >= n_iterations, False
-        if eval_fn is not None and (is_last or state.iteration % eval_every == 0):
-            state, is_best, measured = _evaluated(state, eval_fn)
-            metrics |= measured
-        if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
-            checkpoint_fn(state, is_best=is_best)
-        if logger is not None:
-            with describing("the logger"):
-                logger(state.iteration, metrics)
+        with step_span(state.iteration + 1):
+            start = time.perf_counter()
+            current = _algorithm_of(algorithm, state, collector)
+            bounded = _with_max_length(settings, current, collector)
+            played_at = n_groups, group_size, state.iteration
+            groups, played = play_generation(
+                collector, *played_at, prompt_loader, algorithm=current, max_function_s=settings.max_function_s
+            )
+            middle, is_first, before = time.perf_counter(), state.iteration == first, state
+            state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
+            n_failed = 0 if metrics["scored"] else n_failed + 1
+            if n_failed >= MAX_FAILED_GENERATIONS:
+                _stop_failing(groups, before, checkpoint_fn)
+            metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
+            state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
+            sync(collector.policy, state)  # before the evaluation, which must measure the new weights
+            is_last, is_best = state.iteration >= n_iterations, False
+            if eval_fn is not None and (is_last or state.iteration % eval_every == 0):
+                state, is_best, measured = _evaluated(state, eval_fn)
+                metrics |= measured
+            if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
+                checkpoint_fn(state, is_best=is_best)
+            if logger is not None:
+                with describing("the logger"):
+                    logger(state.iteration, metrics)
     state.model.eval()
     return state
 

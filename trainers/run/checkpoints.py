@@ -16,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.trainers.callbacks import follow_training, guard_trackers
+from llm_envs.trainers.callbacks import follow_training, guard_trackers, step_spans
 from llm_envs.trainers.run.live import shown_live
 
 __all__ = [
@@ -122,7 +122,7 @@ class ChecksCheckpoint:
             trainer._load_optimizer_and_scheduler(str(checkpoint))  # with the checks and the state of ours
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / _STATE_FILE))
             return TrainOutput(trainer.state.global_step, 0.0, {})
-        with shown_live(trainer):
+        with shown_live(trainer), step_spans(trainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def _save_before_failure(self) -> str:

@@ -9,9 +9,10 @@ has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, field, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
@@ -42,10 +43,15 @@ _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "c
 _MOVING_REFERENCE = ("ref_model_mixup_alpha", "ref_model_sync_steps")
 
 
+@dataclass
 class NamedSettings:
-    """Refuses an argument that a configuration does not have: a mixin before TRL's dataclass."""
+    """The settings of all trainings, before TRL's dataclass. Refuses an argument that a configuration does not have."""
 
-    _taken_away: Any = {}
+    trace: bool = field(
+        default=False,
+        metadata={"help": "Send OpenTelemetry spans of steps and episodes to OTEL_EXPORTER_OTLP_ENDPOINT."},
+    )
+    _taken_away: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """The names that `without` took away, with the reason."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

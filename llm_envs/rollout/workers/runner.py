@@ -32,6 +32,7 @@ from llm_envs.problems import as_flag, as_number
 from llm_envs.processes.suspension import call_suspendable, has_suspended, start_suspendable
 from llm_envs.processes.threads import PooledThread, take_thread
 from llm_envs.rollout.workers.slow_calls import name_if_slow
+from llm_envs.tracking.spans import carried
 
 __all__ = [
     "EnvMaker",
@@ -199,7 +200,7 @@ class EnvRunner:
 
     async def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
-        work = partial(call, function, *args, **kwargs)
+        work = partial(carried(call), function, *args, **kwargs)
         if self._thread is None:
             return await call_suspendable(work)
         future = self._thread.submit_from_loop(work)

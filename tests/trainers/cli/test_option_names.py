@@ -71,6 +71,7 @@ CONCEPTS = {
     "--thinking": ("bool", r"(passed to the chat template as |the template's )enable_thinking"),
     "--title": ("text", r"the page's title"),
     "--tokenizer": ("text", r"tokenizer (of|for) the"),
+    "--trace": ("bool", r"send opentelemetry spans"),
     "--url": ("text", r"address of the server"),
     "--window": ("number", r"show the model only its last turns"),
     "--workers": ("number", r"run tasks in n processes"),

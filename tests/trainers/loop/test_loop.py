@@ -21,6 +21,7 @@ import pytest
 import torch
 from device import rounding
 from looped_run import start_run
+from otlp_receiver import receiving
 from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
 from trainings import DENSE, spy_on_episodes
@@ -31,6 +32,7 @@ from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits
 from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.tracking import tracing
 from llm_envs.trainers.episodes.advantages import with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
 from llm_envs.trainers.episodes.guard import sampling_gaps
@@ -671,6 +673,16 @@ def test_it_learns(policy, collect):
     assert [step for step, _ in logged] == list(range(1, n + 1)) and state.step == n
     assert sum(rewards[:3]) / 3 < 0.01 and sum(rewards[-3:]) / 3 > 0.1, rewards
     assert policy.weight_version == n
+
+
+def test_an_iteration_is_a_step_of_the_trace_with_its_episodes(policy, collect, monkeypatch):
+    with receiving(monkeypatch) as receiver, tracing():
+        limits = RolloutLimits(max_turn_tokens=8, max_completion_tokens=64)
+        play = {"n_iterations": 2, "n_groups": 2, "group_size": 2}
+        train(create_training_state(policy.model), collect("test/Say-v0", limits=limits), **play)
+    steps = [span.span_id for span in receiver.spans if span.name == "training_step"]
+    episodes = [span.parent_span_id for span in receiver.spans if span.name == "invoke_agent test/Say-v0"]
+    assert len(steps) == 2 and sorted(episodes) == sorted(4 * steps)
 
 
 def test_gradient_checkpointing_and_dropout(tiny_folder):
