@@ -15,6 +15,7 @@ from llm_envs.cli.arguments import (
     positive,
     rules_of,
 )
+from llm_envs.cli.next_command import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.cli.policy_options import add_player_arguments, open_player, player_settings
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, counted
@@ -102,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         outcomes = _outcomes(episode, groups[0], arguments.turn) | {"policy": by}
         print(json.dumps(outcomes, indent=2) if arguments.json else visible_text(_shown(outcomes)))
+    if arguments.out is not None:
+        name_next("report", arguments.out)
     failures = [member.error for group in groups for member in group if member.error is not None]
     if failures:
         n = sum(map(len, groups))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, number, positive, seconds
+from llm_envs.cli.next_command import name_page
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError
 from llm_envs.processes import end_with_parent
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         page, *_ = write_certificate(certificate, arguments.out)
         if not arguments.json:
             print(visible_text(f"the certificate is in {page}"))
+        name_page(page)
     return 0 if certificate.passed else 1
 
 

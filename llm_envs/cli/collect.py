@@ -23,6 +23,7 @@ from llm_envs.cli.arguments import (
     rules_of,
     seconds,
 )
+from llm_envs.cli.next_command import name_merge, name_next
 from llm_envs.cli.parser import Flag, Parser, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
 from llm_envs.cli.room_options import add_room_arguments, open_collector, played_settings, read_played
@@ -141,7 +142,12 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _say_how_to_go_on(arguments)
         return 130
-    return _summarize(done)
+    code = _summarize(done)
+    if arguments.shard is None:
+        name_next("report", done.path)
+    else:
+        name_merge(arguments.out)
+    return code
 
 
 def _envs(arguments: argparse.Namespace) -> list[EnvChoice]:

@@ -25,6 +25,7 @@ from llm_envs.cli.arguments import (
     require_text,
     rules_of,
 )
+from llm_envs.cli.next_command import name_merge, name_next
 from llm_envs.cli.parser import Flag, Parser, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
 from llm_envs.cli.room_options import (
@@ -158,14 +159,17 @@ def run(arguments: argparse.Namespace) -> int:
         if found is not None:
             print("\n" + show_comparison(found))
         if arguments.shard is not None:
-            print(visible_text(f"\n{arguments.out}: shard {arguments.shard}; llm-envs merge joins all shards"))
+            print(visible_text(f"\n{arguments.out}: shard {arguments.shard}"))
         elif arguments.out is not None:
             print(visible_text(f"\n{arguments.out}: results.json{'' if arguments.replay else ' and the trajectories'}"))
     if arguments.shard is not None:
+        name_merge(arguments.out)
         return 0
     failed = failed_thresholds(results, suite or _thresholds(results, arguments))
     for line in failed:
         print(f"llm-envs: {visible_text(line)}", file=sys.stderr)
+    if arguments.out is not None:
+        name_next("report", arguments.out)
     return 1 if failed else 0
 
 
@@ -302,6 +306,8 @@ def _run_standard(arguments: argparse.Namespace) -> int:
         return 130
     if arguments.json:
         print(json.dumps(played, indent=1, allow_nan=False))
+    if arguments.out is not None:
+        name_next("report", *(Path(arguments.out) / name for name in suites))
     return 1 if failed else 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import number
+from llm_envs.cli.next_command import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import as_path, local_path
 from llm_envs.errors import InvalidConfigError, StoreError
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StoreError(f"{target} cannot be written ({error.strerror}); nothing was left there.") from error
     print(visible_text(f"{n} {_NOUNS[arguments.to]} of {episodes.n} episodes are in {target}"))
+    training = "dpo" if arguments.to == "pairs" else "sft"
+    name_next("train", training, "--source", target, "--model", "MODEL", "--out", f"runs/{training}")
     return 0
 
 
@@ -90,6 +93,7 @@ def _push(arguments: argparse.Namespace) -> int:
     private = not arguments.public
     address = push_to_hub(arguments.run, arguments.out, private=private, license=arguments.license, keep=keep)
     print(visible_text(f"the data set is at {address}"))
+    name_next("report", arguments.run)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from llm_envs.cli.next_command import name_next
 from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
 
@@ -30,4 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
 
     n_episodes = merge_runs(arguments.runs, arguments.out)
     print(visible_text(f"{arguments.out} has {counted(n_episodes, 'episode')}"))
+    name_next("report", arguments.out)
     return 0

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_envs.cli.next_command import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_ids
@@ -149,6 +150,7 @@ def run(arguments: argparse.Namespace) -> None:
     print("\n".join(f"  {path}" for path in written))
     print("It works as it is. Replace it line by line, and look at it with")
     print("\n".join(f"  {line}" for line in [*then, f"llm-envs check {task.id}", f"llm-envs play {task.id}"]))
+    name_next("check", task.id)
 
 
 def files_of_package(task: NewTask) -> dict[str, str]:

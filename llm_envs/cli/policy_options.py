@@ -1,6 +1,6 @@
 """The policy options of `play`, `collect` and `eval`: a script, or a model on an engine.
 
---policy oracle                                  or random, or FILE.py:NAME of the user's own
+--policy oracle                                  or random, noise, or FILE.py:NAME of the user's own
 --model DIR [--engine transformers | vllm]       --policy vllm equals --engine vllm
 --model DIR --url URL [--url URL ...]            running vllm serve processes (--engine server)
 --model DIR --serve N [--server-args ARGS]       vllm serve processes started for the command
@@ -69,9 +69,9 @@ def add_player_arguments(parser: argparse.ArgumentParser, *further: str) -> None
 
     Args:
         parser: The command's parser.
-        *further: Names of scripts that `--policy` takes besides "oracle", the default, and "random".
+        *further: Names of scripts that `--policy` takes besides "oracle", the default, "random" and "noise".
     """
-    policies = ("oracle", "random", *further)
+    policies = ("oracle", "random", "noise", *further)
     group = parser.add_argument_group("policy")
     group.add_argument(
         "--policy",
@@ -193,7 +193,7 @@ def open_player(
         InvalidConfigError: Like `check_player`, and if something cannot be loaded or reached.
         MissingExtraError: If the engine is not installed. The message names the extra.
     """
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+    from llm_envs.policies.scripted import NoisePolicy, OraclePolicy, RandomPolicy
 
     check_player(arguments)
     if (kind := _kind(arguments)) != "script":
@@ -204,7 +204,12 @@ def open_player(
         policy = _own_policy(arguments.policy)
         yield policy, _codec(arguments.tokenizer) or getattr(policy, "codec", None)
         return
-    known: dict[str, Callable[[], Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy, **(scripts or {})}
+    known: dict[str, Callable[[], Policy]] = {
+        "oracle": OraclePolicy,
+        "random": RandomPolicy,
+        "noise": NoisePolicy,
+        **(scripts or {}),
+    }
     yield known[arguments.policy](), _codec(arguments.tokenizer)
 
 

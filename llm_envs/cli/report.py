@@ -7,6 +7,7 @@ import webbrowser
 from pathlib import Path
 
 from llm_envs.cli.arguments import number, positive
+from llm_envs.cli.next_command import name_page
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.tracking.loggers import visible_text
@@ -78,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(visible_text(f"the report is in {target} ({target.stat().st_size / 1e6:.1f} MB)"))
     if arguments.open:
         _open(target.resolve())
+    else:
+        name_page(target)
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from llm_envs.cli.arguments import positive
+from llm_envs.cli.next_command import name_next
 from llm_envs.cli.parser import Repeatable
 
 __all__ = ["add_arguments", "run"]
@@ -60,3 +62,5 @@ def run(arguments: argparse.Namespace) -> None:
         report=lambda line: print(line, flush=True),
     )
     print(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in asdict(found).items()))
+    given = json.dumps({"problems": arguments.out})
+    name_next("play", "llm/Repository-v0", "--env-kwargs", given)

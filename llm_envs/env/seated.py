@@ -139,6 +139,10 @@ class SeatedEnv(gym.Env[str, str], ABC, Generic[State]):
         }
         return observations[seat], float(returns[seat]), True, False, info
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return the actions of the seat whose turn it is; empty: no game is running."""
+        return () if self.state is None else self.legal_actions(self.state)
+
     def write_answer(self, action: str) -> str:
         """Write an action as a reply."""
         return format_answer(action)

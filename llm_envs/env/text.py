@@ -235,6 +235,13 @@ class TextEnv(gym.Env[str, str], ABC):
         """
         return {}
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return the answers that the present state allows, if they are few; empty: many, or unknown.
+
+        A random player draws from them, and none may be malformed.
+        """
+        return ()
+
     def state(self) -> Any:
         """Return what the rest of the episode depends on, beside chance and limits: all attributes of an episode.
 

@@ -9,7 +9,14 @@ from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy
 
 if TYPE_CHECKING:
     from llm_envs.policies.chat_api import ChatAPIPolicy
-    from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, RandomPolicy, ReplayPolicy, with_latency
+    from llm_envs.policies.scripted import (
+        ConstantPolicy,
+        NoisePolicy,
+        OraclePolicy,
+        RandomPolicy,
+        ReplayPolicy,
+        with_latency,
+    )
     from llm_envs.policies.transformers import TransformersPolicy
     from llm_envs.policies.vllm.engine import VLLMEnginePolicy, load_engine
     from llm_envs.policies.vllm.launcher import start_servers
@@ -21,6 +28,7 @@ __all__ = [
     "ConstantPolicy",
     "EnvPolicy",
     "EpisodicPolicy",
+    "NoisePolicy",
     "OraclePolicy",
     "Policy",
     "RandomPolicy",
@@ -39,6 +47,7 @@ __all__ = [
 _LAZY = {
     "ChatAPIPolicy": "llm_envs.policies.chat_api",
     "ConstantPolicy": "llm_envs.policies.scripted",
+    "NoisePolicy": "llm_envs.policies.scripted",
     "OraclePolicy": "llm_envs.policies.scripted",
     "RandomPolicy": "llm_envs.policies.scripted",
     "ReplayPolicy": "llm_envs.policies.scripted",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import string
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any, cast
 
@@ -17,7 +19,17 @@ from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, InterruptiblePolicy, Policy, TokenPolicy
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, Trajectory
 
-__all__ = ["ConstantPolicy", "OraclePolicy", "RandomPolicy", "ReplayPolicy", "before_turn", "with_latency"]
+__all__ = [
+    "ConstantPolicy",
+    "NoisePolicy",
+    "OraclePolicy",
+    "RandomPolicy",
+    "ReplayPolicy",
+    "before_turn",
+    "with_latency",
+]
+
+logger = logging.getLogger(__name__)
 
 Env = gym.Env[str, str]
 
@@ -48,11 +60,31 @@ class ConstantPolicy:
         return self.action
 
 
+class NoisePolicy:
+    """Writes up to 20 random printable characters. Each episode has its own random stream.
+
+    Args:
+        seed: Seed of the stream, if the policy is not asked for one per episode.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._random = Random(seed)
+
+    def for_episode(self, seed: int) -> NoisePolicy:
+        """Return a policy with its own stream."""
+        return NoisePolicy(seed=seed)
+
+    def act(self, env: Env, observation: str) -> str:
+        """Return random characters."""
+        return "".join(self._random.choices(string.printable, k=self._random.randrange(21)))
+
+
 class RandomPolicy:
     """Plays random actions. Each episode has its own random stream, so the order of play does not matter.
 
     Args:
-        choices: The actions to choose from; None: up to 20 printable characters.
+        choices: The actions to choose from; None: the environment's `legal_answers`. Where it names none, it plays as
+            `NoisePolicy`, and warns once.
         seed: Seed of the stream, if the policy is not asked for one per episode.
     """
 
@@ -60,7 +92,7 @@ class RandomPolicy:
         if choices is not None and not choices:
             raise InvalidConfigError("RandomPolicy: choices is empty; give at least one, or None.")
         self.choices = choices
-        self._random = Random(seed)
+        self._random, self._noise = Random(seed), NoisePolicy(seed=seed)
 
     def for_episode(self, seed: int) -> RandomPolicy:
         """Return a policy with its own stream."""
@@ -70,7 +102,16 @@ class RandomPolicy:
         """Return a random action."""
         if self.choices is not None:
             return self._random.choice(self.choices)
-        return "".join(self._random.choices(string.printable, k=self._random.randrange(21)))
+        legal = getattr(env.unwrapped, "legal_answers", None)
+        if legal is not None and (answers := legal()):
+            return str(cast("Any", env.unwrapped).write_answer(self._random.choice(answers)))
+        _warn_of_noise(str(getattr(env.spec, "id", None) or type(env.unwrapped).__name__))
+        return self._noise.act(env, observation)
+
+
+@cache
+def _warn_of_noise(name: str) -> None:
+    logger.warning("%s names no legal answers, so the random policy writes random characters (noise).", name)
 
 
 class ReplayPolicy:

@@ -454,7 +454,8 @@ class Collector(AbstractContextManager["Collector"]):
         self.stats.submitted += 1
         self.stats.count(1)
         key, is_emitted = (spec.group_id, spec.member), False
-        self.stats.open_episodes[key] = spec.env_id, spec.seed, time.monotonic()
+        began = time.monotonic()
+        self.stats.open_episodes[key] = spec.env_id, spec.seed, began
         try:
             with episode_span(spec.env_id, spec.seed, *key) as span:
                 trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
@@ -472,6 +473,7 @@ class Collector(AbstractContextManager["Collector"]):
             if not is_emitted:
                 self.stats.dropped += 1
         self.stats.add(trajectory)
+        self.stats.durations_s.append(time.monotonic() - began)
         self.stats.neutralised = getattr(self.codec, "n_neutralised", 0)
         return trajectory
 

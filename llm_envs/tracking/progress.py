@@ -10,10 +10,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+import numpy.typing as npt
 
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.tracking.stats import CollectorStats
@@ -23,7 +26,16 @@ if TYPE_CHECKING:
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-__all__ = ["Progress", "can_draw", "live_progress", "progress_line", "repeating", "show_progress", "since"]
+__all__ = [
+    "Progress",
+    "can_draw",
+    "live_progress",
+    "progress_line",
+    "remaining_s",
+    "repeating",
+    "show_progress",
+    "since",
+]
 
 Progress = Callable[[CollectorStats, int], None]
 """Called after each finished episode with the statistics and the call's total number of episodes."""
@@ -106,7 +118,10 @@ def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float
     parts = [f"{now}/{total} episodes"]
     rate = stats.accepted / elapsed_s if elapsed_s > 0 else 0.0
     if rate > 0:
-        left = round(max(total - now, 0) / rate)
+        began = [began for _, _, began in list(stats.open_episodes.values())]
+        ages = [time.monotonic() - each for each in began]
+        expected = remaining_s(list(stats.durations_s), ages, max(total - now - len(ages), 0))
+        left = round(max(total - now, 0) / rate if expected is None else expected)
         parts += [f"{rate:.3g}/s", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
     if stats.scored > 0:
         parts += [f"success {stats.successes / stats.scored:.0%}", f"reward {stats.reward / stats.scored:.3g}"]
@@ -117,6 +132,37 @@ def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float
         commonest = "".join(f" ({kind} x{count})" for kind, count in stats.error_kinds.most_common(1))
         parts.append(f"{stats.errored} errors{commonest}")
     return visible_text(", ".join(parts)).replace("\n", " ")
+
+
+def remaining_s(ended_s: Sequence[float], running_s: Sequence[float], n_waiting: int) -> float | None:
+    """Return the expected seconds until all episodes have ended; None: too little is known.
+
+    The slowest of the last ones decides, so each running episode is expected to last as those that took longer than its
+    present age; one that is older than all of them, as long again. The others wait for a place: all places get equal
+    shares of the work, until the last ones begin.
+
+    Args:
+        ended_s: Seconds that finished episodes took.
+        running_s: Ages of the running episodes. There are so many places.
+        n_waiting: Number of episodes that have not begun.
+    """
+    if not ended_s or not running_s:
+        return None
+    ended = np.sort(np.asarray(ended_s, np.float64))
+    left = [ended[ended > age] - age if age < ended[-1] else np.array([age]) for age in running_s]
+    if not n_waiting:
+        return _mean_of_greatest(left)
+    n_places = len(running_s)
+    work = sum(float(values.mean()) for values in left) + max(n_waiting - n_places, 0) * float(ended.mean())
+    last = work / n_places + _mean_of_greatest([ended] * min(n_waiting, n_places))
+    return max(last, _mean_of_greatest(left))
+
+
+def _mean_of_greatest(choices: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Return the mean of the greatest of independent draws, one from each sorted array."""
+    values = np.unique(np.concatenate(choices))
+    shares = np.prod([np.searchsorted(each, values, "right") / len(each) for each in choices], axis=0)
+    return float(values @ np.diff(shares, prepend=0.0))
 
 
 def since(stats: CollectorStats, before: CollectorStats | None) -> CollectorStats:

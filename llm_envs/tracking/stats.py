@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +11,10 @@ from llm_envs.errors import RolloutFailedError, counted
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = ["BusyTime", "CollectorStats", "nothing_passes"]
+
+
+MAX_DURATIONS = 256
+"""Finished episodes whose duration is known: enough to know how slow the slow ones are."""
 
 
 class BusyTime:
@@ -88,6 +92,8 @@ class CollectorStats:
     """When at least one environment is being made, reset or stepped."""
     open_episodes: dict[tuple[str, int], tuple[str, int, float]] = field(default_factory=dict, compare=False)
     """(group_id, member) of each episode under way -> environment, seed, and when it began (`time.monotonic`)."""
+    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DURATIONS), compare=False)
+    """Seconds that the latest finished episodes took, retries included."""
     is_paused: bool = False
     """Whether the unfinished episodes wait for the next call."""
 

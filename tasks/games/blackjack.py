@@ -206,6 +206,10 @@ class BlackjackEnv(GameEnv):
         self._given_away.append(0.0)
         return Outcome(f"{note}\n{self._shown()}\n{self.turns_left()}", components)
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return both choices."""
+        return "hit", "stick"
+
     def next_action(self) -> str:
         """Hit where that is worth more on average."""
         worth = _worth(self._table, self.settings["is_open"])

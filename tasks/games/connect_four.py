@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
@@ -197,6 +197,10 @@ class ConnectFourEnv(GameEnv):
             return _with_draw(self.lose(f"{text}A draw."), 1.0)
         outcome = self.win(text + verdict) if verdict == "You win." else self.lose(text + verdict)
         return _with_draw(outcome, 0.0)
+
+    def legal_answers(self) -> Sequence[str]:
+        """Return the columns that are not full."""
+        return [str(column + 1) for column in self._position.columns()]
 
     def next_action(self) -> str:
         """Drop where the search finds the best, in the middle if there are several."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from string import ascii_lowercase
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
@@ -165,6 +166,10 @@ class HangmanEnv(GameEnv):
         return (
             f"{' '.join(self._shown)}\nWrong guesses: {', '.join(self._wrong) or 'none'}. You lose after {left} more."
         )
+
+    def legal_answers(self) -> Sequence[str]:
+        """Return the letters that were not guessed."""
+        return [letter for letter in ascii_lowercase if letter not in self._guessed]
 
     def next_action(self) -> str:
         """Name the word if it is the only possible one, else the letter that is wrong for the fewest."""

@@ -201,6 +201,11 @@ class MazeEnv(GameEnv):
             return self.lose("You have no moves left.")
         return self.go_on(self._state())
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return the steps that no wall prevents."""
+        row, column = self._at
+        return [name for name, (down, right) in DIRECTIONS.items() if self._rows[row + down][column + right] != "#"]
+
     def next_action(self) -> str:
         """Walk the shortest way to the goal through what has been seen, or to the nearest cell that shows more."""
         return self.write_answer(" ".join(_next_leg(self._rows, self._at, self._goal, self._seen)))

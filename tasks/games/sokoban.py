@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_moves
+from llm_envs.tasks.games.game import DIRECTIONS, GameEnv, cell_name, draw_board, in_words, read_moves
 from llm_envs.tasks.games.sokoban_search import Warehouse, cells_of
 from llm_envs.tasks.games.symmetry import canonical_board
 
@@ -240,6 +240,11 @@ class SokobanEnv(GameEnv):
         if self._moves_left == 0:
             return self.lose("You have no moves left.")
         return self.go_on(self._state())
+
+    def legal_answers(self) -> Sequence[str]:
+        """Return the steps and pushes that are possible."""
+        after = self._warehouse.after
+        return [name for name in DIRECTIONS if after(self._player, self._boxes, name) is not None]
 
     def next_action(self) -> str:
         """Walk to the next box of a way with the fewest pushes and push it, as long as it moves in a straight line."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -165,6 +165,11 @@ class TaxiEnv(ToyTextEnv):
         is_illegal = reward == -10
         note = "Error: that is not possible here.\n" if is_illegal else ""
         return self.go_on(note + self.show(self._state), is_illegal=is_illegal)
+
+    def legal_answers(self) -> Sequence[str]:
+        """Return the actions that are possible here."""
+        outcomes = self._made().P[self._state]
+        return [name for number, name in enumerate(self.action_names) if outcomes[number][0][2] != -10]
 
     def make_plan(self) -> Plan:
         """Return the quickest way, were the passenger of one mind; after a change it is planned anew."""

@@ -167,6 +167,10 @@ class TicTacToeEnv(GameEnv):
         text = f"{note}{self._shown()}\nA draw."
         return _with_draw(self.win(text), 0.0) if self._draw_is_enough() else _with_draw(self.lose(text), 1.0)
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return the free cells."""
+        return [cell_name(*divmod(cell, 3)) for cell in _free(self._board)]
+
     def next_action(self) -> str:
         """Mark what earns the most on average against this opponent."""
         cell = _best(self._board, self._agent, self.settings["opponent"])[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -172,6 +172,10 @@ class TowerOfHanoiEnv(GameEnv):
 
     def _state(self) -> str:
         return f"{_show(self._at)}\nYou have {in_words(self._moves_left, 'move')} left."
+
+    def legal_answers(self) -> Sequence[str]:
+        """Return the moves of one disk."""
+        return [move for _, move in _moves(self._at)]
 
     def next_action(self) -> str:
         """Return all moves of a shortest way."""

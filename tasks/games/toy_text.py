@@ -184,6 +184,10 @@ class ToyTextEnv(GameEnv):
                 return name
         raise InvalidActionError(f"{text[:20]!r} is not an action; actions are {', '.join(self.action_names)}")
 
+    def legal_answers(self) -> Sequence[str]:
+        """Return the names of the actions."""
+        return self.action_names
+
     def next_action(self) -> str:
         """Do the best with the turns that are left."""
         action = self.make_plan().action(self._state, self.max_turns - self.n_turns)

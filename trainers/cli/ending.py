@@ -16,6 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from llm_envs.cli.next_command import name_next
 from llm_envs.data.files import replacing
 from llm_envs.errors import LLMEnvsError, counted
 from llm_envs.trainers.cli.dry_run import describe_training
@@ -57,6 +58,7 @@ def run_training(
         trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
         if trainer.accelerator.is_main_process:
             print(f"the model is in {trainer.args.output_dir}")
+            name_next("report", trainer.args.output_dir)
         if isinstance(trainer, EnvGRPOTrainer) and trainer.learning.learned_nothing:
             return 1
     except LLMEnvsError:

@@ -33,6 +33,7 @@ __all__ = [
     "loading",
     "make",
     "model_arguments",
+    "own_settings",
     "parse",
     "read_algorithm",
     "read_environment",
@@ -53,6 +54,18 @@ _ALIASES = {
     "--resume-from-checkpoint": "--resume",
 }
 """TRL's name of an option -> the name in the other commands."""
+
+COMMON_SETTINGS = frozenset(
+    [
+        *("env", "source", "eval_source", "teacher", "critic", "algorithm", "rewards", "env_kwargs", "mode", "config"),
+        *("model_name_or_path", "output_dir", "resume_from_checkpoint", "dry_run", "max_steps", "num_train_epochs"),
+        *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
+        *("num_generations", "beta", "loss_type", "max_turns", "max_turn_tokens", "max_completion_length"),
+        *("max_length", "temperature", "thinking", "use_vllm", "vllm_mode", "use_peft", "lora_r", "dtype", "seed"),
+        *("save_steps", "logging_steps", "eval_strategy", "report_to"),
+    ]
+)
+"""The settings that most trainings set: the first part of the help."""
 
 _ONLY_WITH_PEFT = ("use_rslora", "use_dora")
 
@@ -90,6 +103,20 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     """Shows the defaults of options, and keeps the line breaks of the examples."""
 
 
+_USAGE = "%(prog)s [OPTION ...]"
+_PARTS = ("common settings", "further settings of llm-envs", "further settings of TRL and transformers")
+"""Titles of the parts of a training's help."""
+
+
+def own_settings(kind: type) -> set[str]:
+    """Return the settings of a dataclass that are ours: those that no class of another package has."""
+    ours: set[str] = set()
+    theirs: set[str] = set()
+    for base in kind.__mro__:
+        (ours if base.__module__.startswith("llm_envs.") else theirs).update(vars(base).get("__annotations__", {}))
+    return ours - theirs
+
+
 def read_bool(text: str) -> bool:
     """Read a truth value."""
     found = {"false": False, "no": False, "off": False, "0": False, "true": True, "yes": True, "on": True, "1": True}
@@ -120,9 +147,11 @@ class TrainingParser(Parser, TrlParser):
     """
 
     def __init__(self, kinds: Any, **kwargs: Any) -> None:
+        self._ours = frozenset(name for kind in kinds for name in own_settings(kind))
+        self._parts: list[Any] = []
         examples = EXAMPLES.get(str(kwargs.get("prog", "")).rpartition(" ")[2])
         epilog = None if examples is None else f"examples:{examples}"
-        super().__init__(kinds, **{"formatter_class": _Help, "epilog": epilog} | kwargs)
+        super().__init__(kinds, **{"formatter_class": _Help, "epilog": epilog, "usage": _USAGE} | kwargs)
         self.add_config_argument()
 
     def add_argument(self, *names: str, **kwargs: Any) -> Any:
@@ -140,7 +169,12 @@ class TrainingParser(Parser, TrlParser):
         if alias := _ALIASES.get(dashed(names[0])):
             kwargs["dest"] = names[0].removeprefix("--")
             names = (alias, *names)
-        return super().add_argument(*names, **kwargs)
+        dest = str(kwargs.get("dest", names[-1])).lstrip("-").replace("-", "_")
+        if dest == "h":  # argparse's own, before there are groups
+            return super().add_argument(*names, **kwargs)
+        self._parts = self._parts or [self.add_argument_group(title) for title in _PARTS]
+        part = self._parts[0 if dest in COMMON_SETTINGS else 1 if dest in self._ours else 2]
+        return part.add_argument(*dict.fromkeys(map(dashed, names)), **kwargs)
 
     def none_is_default(self, action: argparse.Action) -> bool:
         """Return whether a key without a value leaves the default: only where a value is needed."""

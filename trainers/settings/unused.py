@@ -9,10 +9,10 @@ has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
@@ -51,7 +51,7 @@ class NamedSettings:
         default=False,
         metadata={"help": "Send OpenTelemetry spans of steps and episodes to OTEL_EXPORTER_OTLP_ENDPOINT."},
     )
-    _taken_away: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    _taken_away = MappingProxyType[str, str]({})  # without a type, so that it is no setting
     """The names that `without` took away, with the reason."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

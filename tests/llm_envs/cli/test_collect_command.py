@@ -60,7 +60,7 @@ class TestCollect:
         shown = capsys.readouterr()
         assert shown.out.splitlines()[0].startswith("400 episodes in ")
         assert shown.out.splitlines()[1] == f"400 of 400 episodes are in {run}"
-        assert shown.err == ""
+        assert shown.err == f"next: llm-envs report {run}\n"
         stored = read_run(run)
         counts = Counter(t.env_id for t in stored.trajectories)
         assert 260 <= counts[CALCULATOR] <= 340 and counts[CALCULATOR] + counts[NUMBER] == 400  # 300, s = 12 at most
@@ -80,7 +80,8 @@ class TestCollect:
         records = read_metrics(run / "metrics.jsonl")
         assert [(r["step"], r["collect/success"], r["collect/episodes"]) for r in records] == [(4, 1, 4), (10, 1, 10)]
         assert read_metrics(run / "metrics.csv") == records
-        assert len(read_trajectories(run)) == 10 and capsys.readouterr().err == ""
+        assert len(read_trajectories(run)) == 10
+        assert capsys.readouterr().err == 2 * f"next: llm-envs report {run}\n"
 
     def test_what_is_handed_to_the_task(self, tmp_path: Path) -> None:
         settings = ["--split", "test", "--env-kwargs", '{"difficulty": "easy", "max_turns": 3}', "--policy", "random"]

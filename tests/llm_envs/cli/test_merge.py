@@ -58,7 +58,8 @@ def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert run(*command, "--out", tmp_path / "parts", "--shard", "0/2") == 130 and len(written) == 1
     for shard in ("0/2", "1/2"):
         assert run(*command, "--out", tmp_path / "parts", "--shard", shard, "--resume") == 0
-        assert f"shard {shard}; llm-envs merge joins all shards" in capsys.readouterr().out
+        shown = capsys.readouterr()
+        assert f"shard {shard}" in shown.out and "next: llm-envs merge" in shown.err
     assert run("eval", "--replay", tmp_path / "parts" / "shard-1-of-2") != 0
     assert "shard-1-of-2 is the shard 1/2 of an evaluation (it has 2 of 5 episodes): join" in capsys.readouterr().err
     assert run("merge", tmp_path / "parts", "--out", tmp_path / "merged") == 0

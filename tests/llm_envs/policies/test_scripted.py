@@ -7,14 +7,18 @@ import time
 from random import Random
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from llm_envs.errors import ContextFullError, InvalidConfigError
-from llm_envs.policies import ConstantPolicy, OraclePolicy, RandomPolicy, ReplayPolicy, with_latency
+from llm_envs.parsers import parse_reply
+from llm_envs.policies import ConstantPolicy, NoisePolicy, OraclePolicy, RandomPolicy, ReplayPolicy, with_latency
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, TokenPolicy, UpdatablePolicy
 from llm_envs.policies.scripted import before_turn
+from llm_envs.registration import task_ids
 from llm_envs.rollout import Collector, EpisodeSpec, play_episode
+from llm_envs.tasks.games.two_seat_tic_tac_toe import TwoSeatTicTacToe
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
 from llm_envs.types import FinishReason, Message, SamplingParams, Trajectory
 
@@ -135,3 +139,48 @@ class TestHashingTokenPolicy:
         assert isinstance(policy, UpdatablePolicy)
         policy.update_weights([], 3)
         assert self.sample(policy).weight_version == 3
+
+
+def test_random_draws_legal_answers_where_an_environment_names_them() -> None:
+    """Of every game that does: whole episodes, with no malformed reply, and not always the same answers."""
+    names = set()
+    for env_id in task_ids():
+        if "tasks.games" not in str(gym.spec(env_id).entry_point):
+            continue
+        for level in gym.make(env_id).unwrapped.difficulties:
+            env = gym.make(env_id, difficulty=level)
+            for seed in range(5):
+                observation, _ = env.reset(seed=seed)
+                if not env.unwrapped.legal_answers():
+                    continue
+                names.add(env_id)
+                policy, is_over, said = RandomPolicy(seed=seed), False, []
+                while not is_over and len(said) < 30:
+                    legal = env.unwrapped.legal_answers()
+                    said.append(policy.act(env, observation))
+                    assert said[-1] in [env.unwrapped.write_answer(answer) for answer in legal]
+                    assert len(set(legal)) == len(legal)
+                    observation, _, terminated, truncated, info = env.step(said[-1])
+                    assert info["reward_components"]["malformed"] == 0, (env_id, level, said, observation)
+                    is_over = terminated or truncated
+    games = "Blackjack CliffWalking ConnectFour FrozenLake Hangman Maze Sokoban Taxi TicTacToe TowerOfHanoi"
+    assert names == {f"llm/{name}-v0" for name in games.split()}
+
+
+def test_random_plays_legal_answers_in_workers_and_in_games_of_seats() -> None:
+    with Collector("llm/TicTacToe-v0", RandomPolicy(), workers=1, progress=False) as collector:
+        for group in collector.collect(3):
+            assert all(turn.components["malformed"] == 0 for turn in group.trajectories[0].turns)
+    env = TwoSeatTicTacToe()
+    env.reset(seed=0)
+    assert parse_reply(RandomPolicy().act(env, "")).answer in env.legal_actions(env.state)
+
+
+def test_without_legal_answers_random_is_noise_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Unnamed(NumbersEnv):
+        pass
+
+    policies = RandomPolicy(seed=3), NoisePolicy(seed=3)
+    texts = [[policy.act(Unnamed(), "") for _ in range(5)] for policy in policies]
+    assert texts[0] == texts[1] and caplog.text.count("Unnamed") == 1 and "noise" in caplog.text
+    assert play(NoisePolicy()) == play(NoisePolicy())

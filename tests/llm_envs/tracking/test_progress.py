@@ -26,7 +26,7 @@ import pytest
 from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, CollectorStats
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
-from llm_envs.tracking.progress import live_progress, progress_line, since
+from llm_envs.tracking.progress import live_progress, progress_line, remaining_s, since
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 DEADLINE_S = 60.0
@@ -50,6 +50,36 @@ def test_a_line() -> None:
     assert progress_line(CollectorStats(), 5, 0, 0.0) == "0/5 episodes, 0 running"
     late = CollectorStats(accepted=4, errored=1)  # its kind is counted a moment later
     assert progress_line(late, 3, 0, 2.0).endswith("reward 0, 0 running, 1 errors")
+
+
+@pytest.mark.parametrize(
+    ("ended", "running", "n_waiting", "expected"),
+    [
+        ([10], [4], 0, 6),
+        ([10, 20], [5], 0, 10),  # 5 or 15
+        ([10, 20], [12], 0, 8),  # it is one of the slow
+        ([10, 20], [25], 0, 25),  # slower than all: as long again
+        ([10, 20], [0, 0], 0, 17.5),  # the greater of two: 10 in one of four cases
+        ([10, 20], [12, 15], 0, 8),  # 8 and 5
+        ([1] * 99 + [100], [30], 0, 70),  # a straggler among a hundred
+        ([10], [5, 5], 4, 25),  # both end at 5, two play until 15, two until 25
+        ([10], [5, 5], 2, 15),
+        ([10, 20], [12, 12], 2, 8 + 17.5),
+        ([10], [90], 1, 100),  # the straggler has the only place
+        ([1], [0.5, 40], 1, 40),  # the straggler ends last: 20.25 is when half of the work is done, and 1 more
+        ([], [5], 3, None),
+        ([5], [], 3, None),
+    ],
+)
+def test_the_time_that_is_left(ended: Any, running: Any, n_waiting: int, expected: float | None) -> None:
+    assert remaining_s(ended, running, n_waiting) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_line_knows_stragglers() -> None:
+    stats = CollectorStats(submitted=100, running=1, accepted=99)
+    stats.durations_s.extend([1.0] * 98 + [400.0])
+    stats.open_episodes["g", 0] = "env", 1, time.monotonic() - 100
+    assert re.search(r", 0:0[45]:[0-9]{2} left,", progress_line(stats, 100, 0, 100.0))  # by the rate: a second
 
 
 def test_what_an_earlier_call_counted_is_left_out() -> None:

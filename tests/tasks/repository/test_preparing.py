@@ -74,8 +74,11 @@ def test_a_second_call_tries_nothing_again(made, capsys):
     root, out, found, _ = made
     before = (out / "tried.jsonl").read_text(), (out / "problems.jsonl").read_text()
     assert main(["repository", "prepare", str(root), "--out", str(out), "-n", "2"]) == 0
+    following = f"""next: llm-envs play llm/Repository-v0 --env-kwargs '{json.dumps({"problems": str(out)})}'"""
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1] == following
     assert ((out / "tried.jsonl").read_text(), (out / "problems.jsonl").read_text()) == before
-    assert f"functions: 3, tests: 3, tried: {found.tried}, killed: {found.killed}" in capsys.readouterr().out
+    assert f"functions: 3, tests: 3, tried: {found.tried}, killed: {found.killed}" in shown.out
 
 
 def test_a_folder_of_another_project_is_refused(made, tmp_path):

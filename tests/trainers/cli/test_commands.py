@@ -36,7 +36,7 @@ from llm_envs.trainers import (
 )
 from llm_envs.trainers.cli.commands import KINDS, TRAININGS, GRPOArguments, grpo, ppo
 from llm_envs.trainers.cli.commands import main as run
-from llm_envs.trainers.cli.parser import EXAMPLES, TrainingParser, parse
+from llm_envs.trainers.cli.parser import COMMON_SETTINGS, EXAMPLES, TrainingParser, parse
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.dpo.config import LOSS_TYPES
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO
@@ -300,6 +300,39 @@ def test_every_training_is_installed_and_says_what_it_takes(capsys):
         shown = capsys.readouterr().out
         assert ended.value.code == 0 and option in shown and "--config" in shown and "--use-peft" in shown
         assert shown.rstrip().endswith(EXAMPLES[name].rstrip())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_help_has_the_common_settings_first_then_ours_then_trls(name, capsys):
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    shown = capsys.readouterr().out
+    titles = [
+        "options:",
+        "common settings:",
+        "further settings of llm-envs:",
+        "further settings of TRL and transformers:",
+    ]
+    head, *parts = re.split("|".join(f"^{title}$" for title in titles), shown, flags=re.MULTILINE)
+    listed = [set(re.findall(r"^  (?:-h, )?(--[\w-]+)", part, re.MULTILINE)) for part in parts]
+    assert head == f"usage: llm-envs train {name} [OPTION ...]\n\n" and len(listed) == 4
+    assert listed[0] == {"--help"}
+    assert listed[1] >= {"--model", "--out", "--max-steps", "--learning-rate", "--config", "--use-peft", "--report-to"}
+    assert "--trace" in listed[2] and {"--adam-beta1", "--lora-alpha"} <= listed[3]
+    if name in ("grpo", "ppo"):
+        assert {"--env", "--group-size"} <= listed[1] and "--max-step-s" in listed[2] and "--top-p" in listed[3]
+    else:
+        assert "--source" in listed[1]
+    every = {next(iter(action.option_strings)) for action in TrainingParser(KINDS[name]).actions} - {"-h"}
+    assert sorted(every) == sorted(option for part in listed[1:] for option in part)  # each in one part
+
+
+def test_each_common_setting_is_one_of_some_training():
+    kinds = [*KINDS.values()]
+    assert {field.name for kind in kinds for part in kind for field in fields(part)} | {
+        "config",
+        "mode",
+    } >= COMMON_SETTINGS
 
 
 # Dry runs.
