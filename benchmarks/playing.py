@@ -1,11 +1,10 @@
 """What one process can play and write: its CPU time for a turn on a model server, and the writer's rate.
 
-    python benchmarks/playing.py [--check] [--out FILE] [--episodes N] [--parts server,traces,writer,weights]
+    python benchmarks/playing.py [--check] [--out FILE] [--episodes N] [--parts server,writer,weights]
 
 *Server*: the workload of `pages.py` on one vLLM server with a model of half a million random parameters, tools of 0 ms,
 64 episodes at once. Only the CPU time of this process counts: encoding, HTTP, parsing, the environment and the
 trajectory; the server is another process. A long prompt shows what a turn costs for each token of its context.
-*Traces*: the same turns with and without spans, which go to a receiver in a third process, in turn.
 *Writer*: `TrajectoryWriter.write` of one trajectory again and again, its compacting included. *Weights*: a delta of
 134 MB of bfloat16 weights in which one element in a hundred differs. Needs vLLM for the first part (on a CPU
 `VLLM_CPU_KVCACHE_SPACE=1`).
@@ -15,12 +14,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +31,11 @@ from measuring import Column, Figure, Report, finish, make_parser
 from llm_envs.policies import OraclePolicy, start_servers
 from llm_envs.rollout import Collector, RolloutLimits, TrajectoryWriter
 from llm_envs.testing import ByteCodec
-from llm_envs.tracking import tracing
 from llm_envs.types import SamplingParams
 
 METHOD = (
     "*Turns*: the CPU time of the process that plays, on one vLLM server, for a turn of 16 tokens whose episode has so "
-    "many tokens in its context; environments answer at once, 64 episodes at once. *Traced*: the same with spans of "
-    "OpenTelemetry, sent to another process; medians over rounds that take turns with untraced ones. *Written*: "
+    "many tokens in its context; environments answer at once, 64 episodes at once. *Written*: "
     "`TrajectoryWriter.write`, with compacting, for episodes of so many tokens; MB are those of the log. *Delta*: of "
     "bfloat16 weights in which one element in a hundred differs; MB are those of all weights."
 )
@@ -50,7 +44,6 @@ COLUMNS = [
     Column("context", "tokens", ",.0f"),
     Column("n", "number", ",d"),
     Column("cpu_us", "µs of CPU each", ",.0f"),
-    Column("times", "times untraced", ".3f"),
     Column("per_s", "each s", ",.0f"),
     Column("mb_per_s", "MB/s", ",.1f"),
 ]
@@ -58,7 +51,7 @@ TURNS = 4
 WIDTH = 64
 
 
-def measure_turns(policy: Any, n_episodes: int, n_words: int, *, is_traced: bool = False) -> dict[str, Any]:
+def measure_turns(policy: Any, n_episodes: int, n_words: int) -> dict[str, Any]:
     """Return the CPU time of a turn whose first prompt is longer by some words."""
     pages.PagesEnv.prompt = lambda self: pages.QUESTION + " wait" * n_words  # type: ignore[method-assign]
     book = pages.Book(np.zeros((n_episodes, TURNS)))
@@ -68,8 +61,7 @@ def measure_turns(policy: Any, n_episodes: int, n_words: int, *, is_traced: bool
     with Collector(pages.make_pages_env(book), policy, progress=False, **shared) as collector:
         collector.collect(WIDTH)
         started = time.process_time()
-        with tracing() if is_traced else nullcontext():
-            groups = collector.collect(n_episodes)
+        groups = collector.collect(n_episodes)
         seconds = time.process_time() - started
     played = [trajectory for group in groups for trajectory in group.trajectories]
     if failed := [trajectory.error for trajectory in played if trajectory.error is not None]:
@@ -77,43 +69,6 @@ def measure_turns(policy: Any, n_episodes: int, n_words: int, *, is_traced: bool
     n_turns = sum(len(trajectory.turns) for trajectory in played)
     context = float(np.mean([start for t in played for row in t.rows for start, _ in row.spans]))
     return {"part": "turns", "context": context, "n": n_turns, "cpu_us": 1e6 * seconds / n_turns}
-
-
-RECEIVER = """
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-    def log_message(self, *arguments):
-        pass
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-"""A program that receives spans and drops them."""
-ROUNDS = 9
-
-
-def measure_traces(policy: Any, n_episodes: int, n_words: int) -> list[dict[str, Any]]:
-    """Return the CPU time of a turn without and with spans, sending them included, in rounds that take turns."""
-    with subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True) as receiver:
-        assert receiver.stdout is not None
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
-        found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-        for number in range(ROUNDS):
-            for is_traced in (False, True) if number % 2 else (True, False):
-                found[is_traced].append(measure_turns(policy, n_episodes, n_words, is_traced=is_traced))
-        receiver.kill()
-    more = statistics.median(a["cpu_us"] / b["cpu_us"] for a, b in zip(found[True], found[False], strict=True))
-    rows = [
-        rounds[0] | {"part": part, "cpu_us": statistics.median(row["cpu_us"] for row in rounds)}
-        for part, rounds in (("untraced", found[False]), ("traced", found[True]))
-    ]
-    return [rows[0], rows[1] | {"times": more}]
 
 
 def measure_writer(n_episodes: int, n_tokens: int) -> dict[str, Any]:
@@ -162,14 +117,14 @@ def main() -> int:
     """Run the benchmark."""
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--episodes", type=int, default=512)
-    parser.add_argument("--parts", default="server,traces,writer,weights")
+    parser.add_argument("--parts", default="server,writer,weights")
     options = parser.parse_args()
     rows, parts = [], options.parts.split(",")
     if "writer" in parts:
         rows += [measure_writer(options.episodes * 4, 500), measure_writer(options.episodes // 4, 16_000)]
     if "weights" in parts:
         rows += measure_weights()
-    if {"server", "traces"} & {*parts} and importlib.util.find_spec("vllm") is not None:
+    if "server" in parts and importlib.util.find_spec("vllm") is not None:
         from llm_envs.policies import VLLMServerPolicy
 
         tokenizer = pages.pages_tokenizer()
@@ -178,10 +133,7 @@ def main() -> int:
             args = ("--dtype", "float32", "--max-model-len", str(pages.MAX_LENGTH), "--max-num-seqs", str(WIDTH))
             with start_servers(scratch, 1, args=args) as servers:
                 policy = VLLMServerPolicy(servers.urls, tokenizer, max_concurrency=WIDTH)
-                if "server" in parts:
-                    rows += [measure_turns(policy, options.episodes, n_words) for n_words in (0, 250)]
-                if "traces" in parts:
-                    rows += measure_traces(policy, options.episodes, 0)
+                rows += [measure_turns(policy, options.episodes, n_words) for n_words in (0, 250)]
     for row in rows:
         row.setdefault("per_s", 1e6 / row["cpu_us"])
     figures = [

@@ -1,4 +1,4 @@
-"""The last line of a command that leaves something: the command that goes on with it."""
+"""The last line of a command that leaves something: the command to run next."""
 
 from __future__ import annotations
 

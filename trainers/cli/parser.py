@@ -170,7 +170,7 @@ class TrainingParser(Parser, TrlParser):
             kwargs["dest"] = names[0].removeprefix("--")
             names = (alias, *names)
         dest = str(kwargs.get("dest", names[-1])).lstrip("-").replace("-", "_")
-        if dest == "h":  # argparse's own, before there are groups
+        if dest == "help":  # argparse's own, before there are groups
             return super().add_argument(*names, **kwargs)
         self._parts = self._parts or [self.add_argument_group(title) for title in _PARTS]
         part = self._parts[0 if dest in COMMON_SETTINGS else 1 if dest in self._ours else 2]

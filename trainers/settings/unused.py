@@ -51,7 +51,7 @@ class NamedSettings:
         default=False,
         metadata={"help": "Send OpenTelemetry spans of steps and episodes to OTEL_EXPORTER_OTLP_ENDPOINT."},
     )
-    _taken_away = MappingProxyType[str, str]({})  # without a type, so that it is no setting
+    _taken_away = MappingProxyType[str, str]({})  # untyped: not a setting
     """The names that `without` took away, with the reason."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

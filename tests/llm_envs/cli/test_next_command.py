@@ -1,4 +1,4 @@
-"""Every command that leaves something names the one that goes on with it, and that one takes the line."""
+"""Every command that leaves something names the next one, which accepts the line."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class TestHashingTokenPolicy:
 
 
 def test_random_draws_legal_answers_where_an_environment_names_them() -> None:
-    """Of every game that does: whole episodes, with no malformed reply, and not always the same answers."""
+    """Play episodes of every game that does: no reply is malformed."""
     names = set()
     for env_id in task_ids():
         if "tasks.games" not in str(gym.spec(env_id).entry_point):

@@ -323,7 +323,7 @@ def test_the_help_has_the_common_settings_first_then_ours_then_trls(name, capsys
         assert {"--env", "--group-size"} <= listed[1] and "--max-step-s" in listed[2] and "--top-p" in listed[3]
     else:
         assert "--source" in listed[1]
-    every = {next(iter(action.option_strings)) for action in TrainingParser(KINDS[name]).actions} - {"-h"}
+    every = {next(iter(action.option_strings)) for action in TrainingParser(KINDS[name]).actions} - {"-h", "--help"}
     assert sorted(every) == sorted(option for part in listed[1:] for option in part)  # each in one part
 
 
