@@ -74,7 +74,7 @@ class OpenSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # An episode carries the exception of its environment or policy in one of its own.
+            # An episode wraps the exception of its environment or policy.
             original = getattr(error, "error", None)
             kind = type(original if isinstance(original, BaseException) else error)
             _fail(self._tracing, self.span, kind.__name__)
