@@ -15,7 +15,7 @@ from llm_envs.cli.arguments import (
     positive,
     rules_of,
 )
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.cli.policy_options import add_player_arguments, open_player, player_settings
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, counted

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, number, positive, seconds
-from llm_envs.cli.next_command import name_page
+from llm_envs.cli.next_line import name_page
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError
 from llm_envs.processes import end_with_parent

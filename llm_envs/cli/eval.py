@@ -25,7 +25,7 @@ from llm_envs.cli.arguments import (
     require_text,
     rules_of,
 )
-from llm_envs.cli.next_command import name_merge, name_next
+from llm_envs.cli.next_line import name_merge, name_next
 from llm_envs.cli.parser import Flag, Parser, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
 from llm_envs.cli.room_options import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import number
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import as_path, local_path
 from llm_envs.errors import InvalidConfigError, StoreError

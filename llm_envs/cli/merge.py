@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
 

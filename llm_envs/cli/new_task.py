@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_ids

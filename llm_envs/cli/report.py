@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 
 from llm_envs.cli.arguments import number, positive
-from llm_envs.cli.next_command import name_page
+from llm_envs.cli.next_line import name_page
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.tracking.loggers import visible_text

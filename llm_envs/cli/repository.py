@@ -6,7 +6,7 @@ import argparse
 import json
 
 from llm_envs.cli.arguments import positive
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.cli.parser import Repeatable
 
 __all__ = ["add_arguments", "run"]

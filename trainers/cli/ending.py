@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from llm_envs.cli.next_command import name_next
+from llm_envs.cli.next_line import name_next
 from llm_envs.data.files import replacing
 from llm_envs.errors import LLMEnvsError, counted
 from llm_envs.trainers.cli.dry_run import describe_training

@@ -95,6 +95,7 @@ class TestCollect:
     ) -> None:
         command = [CALCULATOR, "-n", "2", "--out", tmp_path / "run"]
         assert collect(*command) == 0
+        capsys.readouterr()
         assert collect(*command) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "holds a run already: choose another folder, or continue" in error
