@@ -11,7 +11,7 @@ __all__ = ["rare_collections"]
 
 _THRESHOLD = 10_000
 """Objects in a generation's first collection instead of Python's 700 (2,000 from 3.14). A running episode has about a
-hundred objects without cycles, all of which a full collection looks at again: with 2,048 episodes they took a fifth of
+hundred objects without cycles, and each full collection looks at them again: with 2,048 episodes it took a fifth of
 the time."""
 
 _lock = threading.Lock()

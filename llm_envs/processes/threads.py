@@ -149,12 +149,20 @@ class _Mailbox:
         self._functions: deque[Callable[[], Any]] = deque()
         self._is_awake = False
 
-    def put(self, loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> None:
+    def put(self, loop: asyncio.AbstractEventLoop, function: Callable[[], Any], *, is_urgent: bool) -> None:
         self._functions.append(function)
-        if not self._is_awake:  # at worst two threads wake the loop
-            self._is_awake = True
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(self._deliver)
+        if self._is_awake and not is_urgent:
+            return
+        self._is_awake = True  # at worst two threads wake the loop
+        here = None if is_urgent else asyncio._get_running_loop()
+        if here is None:
+            self._wake(loop)
+        else:
+            here.call_soon(self._wake, loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._is_awake = False  # first: what comes from now on wakes the loop again
@@ -165,7 +173,12 @@ class _Mailbox:
 _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
 
 
-def post(loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> None:
-    """From any thread: have the loop call a function that does not raise. Nothing happens if the loop was closed."""
+def post(loop: asyncio.AbstractEventLoop, function: Callable[[], Any], *, is_urgent: bool = False) -> None:
+    """From any thread: have the loop call a function that does not raise. Nothing happens if the loop was closed.
+
+    A caller that runs in another loop wakes this one when its present callbacks are over, once for all of them, because
+    waking it also hands over Python's lock. An urgent function does not wait for that; the order is kept.
+    """
     mailbox = _mailboxes.get(loop)
-    (_mailboxes.setdefault(loop, _Mailbox()) if mailbox is None else mailbox).put(loop, function)
+    mailbox = _mailboxes.setdefault(loop, _Mailbox()) if mailbox is None else mailbox
+    mailbox.put(loop, function, is_urgent=is_urgent)

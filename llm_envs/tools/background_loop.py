@@ -154,7 +154,8 @@ def _submit(
 
     def cancel() -> None:
         future.cancel()
-        post(loop, lambda: task is not None and task.cancel())  # it was started by then: a mailbox keeps the order
+        # It was started by then, because a mailbox keeps the order.
+        post(loop, lambda: task is not None and task.cancel(), is_urgent=True)
 
     post(loop, start)
     return future, cancel

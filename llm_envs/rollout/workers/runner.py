@@ -200,10 +200,10 @@ class EnvRunner:
 
     async def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
-        work = partial(carried(call), function, *args, **kwargs)
+        work = partial(call, function, *args, **kwargs)
         if self._thread is None:
             return await call_suspendable(work)
-        future = self._thread.submit_from_loop(work)
+        future = self._thread.submit_from_loop(carried(work))
         try:
             if self._limit_s is not None:
                 await asyncio.wait([future], timeout=self._limit_s)
