@@ -8,7 +8,7 @@ tokens; they differ in what waits: an asynchronous tool, a plain one in a thread
 `blocking` and so is stepped in a thread. On vLLM, with tools in threads, the model is a tiny one whose replies are
 forced, so that the numbers are those of the collector and of the engine's own bookkeeping, and a request has its seed
 and log-probabilities. A row has eight episodes for each concurrent one, so that its last episodes weigh little, and is
-compared with the same episodes without waits. Memory is the highest resident set while a row is played, less what was
+compared with the same episodes at zero latency. Memory is the highest resident set while a row is played, less what was
 resident before. Without vLLM its rows are left out.
 """
 
@@ -44,7 +44,7 @@ WIDTHS = {
     "async": (1, 8, 64, 256, 512, 2048),
     "thread": (1, 8, 64, 256, 512, 2048),
     "environment": (1, 8, 32, 64, 128, 256, 512, 2048),
-    "vllm": (1, 8, 32, 64, 128, 256, 512),
+    "vllm": (1, 8, 64, 256, 512),
 }
 """Policy -> concurrent episodes."""
 TURNS = 3
@@ -55,11 +55,11 @@ MIN_UNWAITED = 256
 """Episodes without waits, at least."""
 METHOD = (
     "Episodes of three tool calls of 50 ms on average and an answer, so many at once, in all eight times as "
-    "many. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same episodes without "
-    "waits and threads. Scripted: a token a byte; tools that are asynchronous or have a thread during a call, or "
-    "environments that declare `blocking` and have a thread. vLLM: tools in threads, a tiny model whose replies are "
-    "forced, with a seed and log-probabilities for each request. Memory is how much the "
-    "process grew at most while the row was played, trajectories included."
+    "many. *Ideal* is the smaller of two rates: what the tools' waits alone would allow, and the same at zero latency. "
+    "*Inline* is the rate without waits, threads or asynchronous tools. Scripted: a token a byte; tools that are "
+    "asynchronous or have a thread during a call, or environments that declare `blocking` and have a thread. vLLM: "
+    "tools in threads, a tiny model whose replies are forced, with a seed and log-probabilities for each request. "
+    "Memory is how much the process grew at most while the row was played, trajectories included."
 )
 COLUMNS = [
     Column("policy", "policy"),
@@ -68,18 +68,20 @@ COLUMNS = [
     Column("episodes_per_s", "episodes/s", ",.1f"),
     Column("ideal_per_s", "ideal", ",.1f"),
     Column("share", "share", ".2f"),
+    Column("inline_per_s", "inline", ",.1f"),
     Column("tokens_per_s", "sampled tokens/s", ",.0f"),
     Column("memory_mib", "memory, MiB", ",.1f"),
 ]
 
 
 def measure(policy: Any, codec: Any, name: str, width: int, waiting: Waiting) -> dict[str, Any]:
-    """Play `ROUNDS` episodes for each of `width` concurrent ones, with and without the tools' waits."""
+    """Play `ROUNDS` episodes for each of `width` concurrent ones, with latencies, with zero ones, and inline."""
     latencies = draw_latencies(ROUNDS * width, TURNS, LATENCY_S)
     row = play(policy, codec, width, Book(latencies, waiting))
-    unwaited = play(policy, codec, width, Book(np.zeros((max(len(latencies), MIN_UNWAITED), TURNS))))
-    ideal = min(width / (TURNS * LATENCY_S), unwaited["episodes_per_s"])
-    return {"policy": name, "ideal_per_s": ideal, "share": row["episodes_per_s"] / ideal} | row
+    zeros = np.zeros((max(len(latencies), MIN_UNWAITED), TURNS))
+    unwaited, inline = (play(policy, codec, width, Book(zeros, how))["episodes_per_s"] for how in (waiting, "inline"))
+    ideal = min(width / (TURNS * LATENCY_S), unwaited)
+    return {"policy": name, "ideal_per_s": ideal, "share": row["episodes_per_s"] / ideal, "inline_per_s": inline} | row
 
 
 def play(policy: Any, codec: Any, width: int, book: Book) -> dict[str, Any]:

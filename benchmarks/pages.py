@@ -45,7 +45,7 @@ def draw_latencies(n_rollouts: int, n_turns: int, mean_s: float, *, seed: int = 
     return mean_s * drawn / drawn.mean()
 
 
-Waiting = Literal["async", "thread", "environment"]
+Waiting = Literal["async", "thread", "environment", "inline"]
 
 
 class Book:
@@ -54,14 +54,15 @@ class Book:
     Args:
         latencies_s: Seconds of each call: shape (rollouts, calls).
         waiting: Whether an asynchronous tool waits, a tool that has a thread during its call, or an environment that
-            declares that it blocks and has its own thread.
+            declares that it blocks and has its own thread; "inline" has none of these. None is an environment with
+            a thread if there are latencies, and otherwise "inline".
     """
 
-    def __init__(self, latencies_s: npt.NDArray[np.float64], waiting: Waiting = "environment") -> None:
+    def __init__(self, latencies_s: npt.NDArray[np.float64], waiting: Waiting | None = None) -> None:
         self.latencies_s = latencies_s
         self.n_turns = latencies_s.shape[1]
-        self.waiting = waiting
-        self.blocking = waiting == "environment" and bool(latencies_s.any())
+        self.waiting: Waiting = waiting or ("environment" if latencies_s.any() else "inline")
+        self.blocking = self.waiting == "environment"
         self.begin()
 
     def begin(self) -> None:
