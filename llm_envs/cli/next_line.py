@@ -20,7 +20,7 @@ def name_next(*words: object) -> None:
 
 
 def name_merge(shard: str) -> None:
-    """Print the command that merges a shard's folder with the others beside it, once all are played."""
+    """Print the command that merges a shard's folder with the other shards, once all are played."""
     folder = shard.rstrip("/").rpartition("/")[0] or "."
     name_next("merge", folder, "--out", f"{folder}-merged" if folder != "." else "merged")
 

@@ -3,7 +3,7 @@
 They are off until `tracing` is entered; until then each function here is one `is None` check. No prompt, reply,
 argument or result is written.
 
-1. What traces is in a context variable, which asyncio copies into each task. So concurrent episodes nest rightly.
+1. The tracer is in a context variable, which asyncio copies into each task. So concurrent episodes nest rightly.
 2. A tool may run in a thread, a worker process or on another machine, so its span is written after the step, from its
    result. `carried` keeps the turn's span current in the thread of an environment, for what libraries trace there.
 3. A reply may be sampled in another task than its episode (an agent's request), so its parent is explicit.
@@ -233,7 +233,7 @@ def write_tool_spans(results: Sequence[ToolResult], began_s: float) -> None:
     now = time.time()
     for result in results:
         start = result.began_s if began_s <= result.began_s <= now else began_s
-        # A name that is no tool's is the model's own text.
+        # A name without a tool is the model's own text.
         name = "unknown" if result.error == UNKNOWN_TOOL else result.name
         attributes = {
             "gen_ai.operation.name": "execute_tool",
