@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.next_line import name_next
 from llm_envs.data.storage import as_path, is_remote, local_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.objects import absolute_name, load_object
@@ -25,6 +26,7 @@ EXAMPLES = """
 examples:
   llm-envs rescore runs/oracle --rewards my_rewards.py:conduct
   llm-envs rescore outputs/grpo --rewards my_rewards.py:REWARDS --out runs/rescored
+  llm-envs rescore s3://bucket/runs/a --rewards my_package.rewards:judge --out runs/judged
 """
 
 _AT_ONCE = 1_000
@@ -64,8 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StoreError(f"{target} cannot be written ({error.strerror}); nothing was left there.") from error
     print(visible_text(counts.summary(target)))
-    print(visible_text(f"next: llm-envs report {arguments.run} {target} --open"))
-    print(visible_text(f"  or: llm-envs train dpo --source {target} --model DIR"))
+    name_next("report", arguments.run, target)
     return 0
 
 

@@ -35,6 +35,7 @@ LEAVES: dict[str, list[tuple[str, str]]] = {
         ("RUN new --to messages", "llm-envs train sft --source new --model MODEL --out runs/sft"),
         ("RUN new --to dataset", "llm-envs train sft --source new --model MODEL --out runs/sft"),
     ],
+    "rescore": [("RUN --rewards my_rewards.py:reward --out new", "llm-envs report RUN new")],
     "report": [("RUN --out new.html", "python -m webbrowser new.html")],
     "certify": [("llm/Arithmetic-v0 --out new --check splits", "python -m webbrowser new/certificate.html")],
     "new-task": [("word_ladder --package", "llm-envs check my/WordLadder-v0")],
@@ -83,6 +84,7 @@ def test_it_names_the_next(
     monkeypatch.chdir(tmp_path)
     for name in ("RUN", "PARTS"):
         shutil.copytree(stored / name, tmp_path / name)
+    (tmp_path / "my_rewards.py").write_text("def reward(trajectory):\n    return 0.5\n", encoding="utf-8")
     from llm_envs.rollout import read_trajectories
 
     first = read_trajectories(tmp_path / "RUN")[0]

@@ -50,7 +50,7 @@ def test_a_run_gets_new_rewards_in_a_new_folder(folder, capsys):
     before = read_trajectories("runs/played")
     capsys.readouterr()
     assert run("runs/played", "--rewards", "my_new_rewards.py:length") == 0
-    first, *further = capsys.readouterr().out.splitlines()
+    (first,) = capsys.readouterr().out.splitlines()
     assert read_trajectories("runs/played") == before  # the run itself stays
     target = folder / "runs" / "played-rescored"
     after = read_trajectories(target)
@@ -60,7 +60,6 @@ def test_a_run_gets_new_rewards_in_a_new_folder(folder, capsys):
     old, new = (sum(t.reward for t in some) / 8 for some in (before, after))
     n_changed = sum(one.reward != other.reward for one, other in zip(before, after, strict=True))
     assert first == f"8 episodes are in {target}: mean reward {old:.3f} -> {new:.3f}; {n_changed} of 8 changed"
-    assert [line.split()[1:3] for line in further] == [["llm-envs", "report"], ["llm-envs", "train"]]
     settings = dict(read_manifest(target).settings)
     assert settings.pop("rescored") == {"run": "runs/played", "rewards": f"{folder / 'my_new_rewards.py'}:length"}
     assert settings == read_manifest(folder / "runs" / "played").settings
