@@ -133,6 +133,7 @@ def test_the_command_asked_wrongly(capsys, tmp_path):
     assert main(["doctor", str(tmp_path / "nowhere")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path), "--env", "llm/Nothing-v0"]) == 2
+    (tmp_path / "config.json").write_text("{}")
     assert main(["doctor", str(tmp_path), "--chat-template-path", str(tmp_path / "none.jinja")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path)]) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_envs.cli.main import main
+from llm_envs.cli.main import all_commands, main
 
 ENV = "llm/Calculator-v0"
 
@@ -47,6 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mistake_is_one_line_that_names_it(
     command: str, words: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if command.split()[0] not in all_commands():
+        pytest.skip("the command is of a room that is not here")
     monkeypatch.setattr(sys, "path", list(sys.path))
     given = [str(place / part) if (place / part.partition(":")[0]).exists() else part for part in command.split()]
     try:

@@ -129,7 +129,7 @@ def test_what_is_required_may_stand_in_the_file_and_one_part_elsewhere(parsed) -
         ("resume: maybe", "run.yaml: resume is 'maybe'; it is a flag, true or false."),
         ("env: {HF_HUB_OFFLINE: 1}", "run.yaml: env is the environment to play; variables are below `variables:`."),
         ("- n", "must be a mapping, `option: value` a line."),
-        ("", "has None; it must be a mapping"),
+        ("", "is empty"),
         ("n: 2\nn: 3", "the key 'n' is repeated"),
         ("env-kwargs: {split: a, split: b}", "the key 'split' is repeated"),
         ("n: 1:30", "run.yaml: argument -n: 1:30 is not an integer"),
@@ -178,7 +178,7 @@ def test_a_pipe(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
     signal.alarm(300)  # the test fails; it does not hang
     try:
-        with pytest.raises(InvalidConfigError, match=r"pipe\.yaml has None"):
+        with pytest.raises(InvalidConfigError, match=r"pipe\.yaml is empty"):
             read_yaml(named)
     finally:
         signal.alarm(0)

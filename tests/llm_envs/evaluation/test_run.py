@@ -83,7 +83,7 @@ def test_a_foreign_environment_has_no_split() -> None:
             super().__init__()
 
     assert evaluate(Foreign, OraclePolicy(), n=2, split=None).success_rate == 1.0
-    with pytest.raises(TypeError, match="split"):
+    with pytest.raises(InvalidConfigError, match=r"split='test'"):
         evaluate(Foreign, OraclePolicy(), n=2)
 
 

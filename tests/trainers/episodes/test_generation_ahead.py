@@ -194,7 +194,7 @@ def test_each_generation_is_numbered_by_the_step_that_it_begins_in(uses, n_accum
 def test_settings_that_cannot_be_played_ahead_are_refused(tmp_path):
     with pytest.raises(InvalidConfigError, match=r"async_generations=1.*use_vllm"):
         EnvGRPOConfig(str(tmp_path), async_generations=1)
-    for wrong in (-1, 1.5, "2"):
+    for wrong in (-1, 1.5, "two"):
         with pytest.raises(InvalidConfigError, match=rf"async_generations={wrong!r}"):
             EnvGRPOConfig(str(tmp_path), async_generations=wrong, use_vllm=True)
     args = EnvGRPOConfig(str(tmp_path), async_generations=1, use_vllm=True)
