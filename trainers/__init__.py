@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ if __name__ != "llm_envs.trainers":
 for _name in ("torch", "transformers", "accelerate", "datasets", "trl"):
     if find_spec(_name) is None:
         raise MissingExtraError(f"training needs {_name}: pip install 'llm-envs[train]'.")
+
+# A name that TRL and PEFT use; users cannot do anything about it.
+warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing\w*` is deprecated", FutureWarning)
 
 # Loaded when first asked for, because TRL takes seconds to import.
 _LAZY = {

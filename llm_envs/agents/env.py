@@ -72,7 +72,8 @@ class AgentEnv:
             function that makes one), then the agent gets an `EnvTask` and acts by its `step`. If the agent returns a
             text before the environment is over, that is its last action. A command gets `{"messages": ..., "tools":
             ...}`.
-        reward_fn: The reward of an episode; it goes to the last turn. None: the environment's own rewards.
+        reward_fn: The reward of an episode, (result, trajectory) -> reward; it goes to the last turn. The task of a
+            list is `trajectory.metadata["task"]`. None: the environment's own rewards.
         test_tasks: The list for `split="test"`.
         env_id: Name in trajectories; None: "agent", or the environment's id or name.
         success_at: Lowest reward of `reward_fn` that counts as a success.
@@ -133,8 +134,7 @@ class AgentEnv:
         """Return an environment with the declarations of this one; it cannot be stepped."""
         if self._task_env is not None:
             return self._maker(kwargs)()
-        self._tasks_of(kwargs)
-        return DeclaredEnv()
+        return DeclaredEnv(len(self._tasks_of(kwargs)))
 
     def check_play(
         self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: WorkerPool | None
@@ -223,9 +223,11 @@ class AgentEnv:
                 job.cancel()
                 await asyncio.wait({job.done}, timeout=_END_S)
                 server.remove(name)
-        return await self._finished(job, session, state)
+        return await self._finished(job, session, state, task)
 
-    async def _finished(self, job: Job, session: PolicySession, state: TaskState) -> Trajectory:
+    async def _finished(
+        self, job: Job, session: PolicySession, state: TaskState, task: Mapping[str, Any]
+    ) -> Trajectory:
         error, is_judge = _error_of(job, session, state)
         is_cut = session.limit is not None and (not job.done.done() or job.done.exception() is not None)
         result = job.done.result() if job.done.done() and job.done.exception() is None else None
@@ -243,7 +245,8 @@ class AgentEnv:
             is_success=state.is_success,
             error=error,
             unscored_because="a judge failed" if is_judge else None,
-            metadata={"result": result} if is_json(result) and result is not None else {},
+            metadata=({"task": task} if task else {})
+            | ({"result": result} if result is not None and is_json(result) else {}),
         )
         if self.reward_fn is None or trajectory.status != "ok":
             return trajectory

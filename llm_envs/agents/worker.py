@@ -34,6 +34,9 @@ class DeclaredEnv(gym.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
     observation_space = action_space = TextSpace()
 
+    def __init__(self, n_problems: int | None = None) -> None:
+        self.n_problems = n_problems
+
 
 class AgentHost(DeclaredEnv):
     """Runs an agent in a worker process. Its actions and infos are plain data; the observations mean nothing.
@@ -44,6 +47,7 @@ class AgentHost(DeclaredEnv):
     """
 
     def __init__(self, run: AgentRun, keeps_result: bool) -> None:
+        super().__init__()
         self._run, self._keeps_result = run, keeps_result
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
@@ -14,9 +13,6 @@ __all__ = ["TRAIN_COMMANDS", "add_arguments", "run"]
 TRAIN_COMMANDS = "llm_envs.train_commands"
 """Entry-point group of `llm-envs train NAME`. Each entry point is a function from the list of arguments after NAME to
 an exit code or None."""
-
-OLD_NAME = r"`(is_)?gradient_checkpointing\w*` is deprecated"
-"""Warnings of transformers about a name that TRL and PEFT use. Users cannot do anything about them."""
 
 EXAMPLES = """
 examples:
@@ -52,6 +48,4 @@ def run(arguments: argparse.Namespace) -> int | None:
             f"there is no training {arguments.name!r}; there are {', '.join(sorted(commands))}.{near}"
         )
     command: Callable[[list[str]], int | None] = commands[arguments.name].load()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
-        return command(list(arguments.arguments))
+    return command(list(arguments.arguments))
