@@ -132,7 +132,9 @@ class Parser(argparse.ArgumentParser):
         """Parse, and refuse unexpected arguments."""
         parsed, further = self.parse_known_args(args, namespace)
         if further:
-            self.error(f"{further[0]}: unexpected argument (keep positional arguments together)")
+            self.error(
+                f"{further[0]}: unexpected argument (keep positional arguments together; an option has one value)"
+            )
         return parsed
 
     @property

@@ -20,6 +20,7 @@ from llm_envs.trainers.sft.trainer import EnvSFTTrainer
 from llm_envs.types import Row, Trajectory
 
 if TYPE_CHECKING:
+    from llm_envs.trainers.episodes.rewards import EpisodeRewards
     from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 
 __all__ = ["describe_training"]
@@ -38,10 +39,11 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
         return "\n".join(_supervised(trainer, colour))
     if isinstance(trainer, EnvDPOTrainer):
         return "\n".join(_pairs(trainer, colour))
-    group = trainer.play_sample()
+    episodes = trainer.reward_episodes(trainer.play_sample())
+    group = episodes.trajectories
     lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
     codec = cast("ChatCodec", trainer.collector.codec)
-    return "\n".join([*lines, *_service(codec), *_episodes(group), *_first_rows(group, codec, colour)])
+    return "\n".join([*lines, *_service(codec), *_episodes(episodes), *_first_rows(group, codec, colour)])
 
 
 def _service(codec: ChatCodec) -> list[str]:
@@ -238,11 +240,14 @@ def _forks(trainer: EnvGRPOTrainer) -> list[str]:
     return [f"forks             {visible_text(said)}"]
 
 
-def _episodes(group: Sequence[Trajectory]) -> list[str]:
+def _episodes(episodes: EpisodeRewards) -> list[str]:
+    group = episodes.trajectories
     lines = [f"one group         {group[0].env_id}, seed {group[0].seed}, the policy before training:"]
-    for trajectory in group:
+    for i, trajectory in enumerate(group):
         why = "" if trajectory.error is None else f" {trajectory.error.where}: {trajectory.error.message:.200}"
-        reward = f"reward {trajectory.reward:g}" if trajectory.status == "ok" else trajectory.status
+        parts = ", ".join(f"{name} {values[i]:g}" for name, values in episodes.columns.items() if values[i] is not None)
+        by_part = f" ({parts})" if len(episodes.columns) > 1 else ""
+        reward = f"reward {episodes.rewards[i]:g}{by_part}" if trajectory.status == "ok" else trajectory.status
         lines.append(
             visible_text(
                 f"  {trajectory.member}: {reward}, {counted(len(trajectory.turns), 'turn')}, "

@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ def run_training(
                 n = counted(int(trainer.num_generations or 1), "episode")
                 print(f"the plan follows when the model has played one group of {n}", file=sys.stderr, flush=True)
             print(describe_training(trainer, colour=sys.stdout.isatty()))
+            with suppress(OSError):  # transformers makes the folder; one with a run in it stays
+                Path(str(trainer.args.output_dir)).rmdir()
             return 0
         with resumable(trainer, option):
             trainer.train(resume_from_checkpoint=checkpoint)

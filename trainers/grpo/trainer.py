@@ -230,6 +230,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.generations[mode] = Generation(episodes, kept)
         return self.generations[mode]
 
+    def reward_episodes(self, trajectories: Sequence[Trajectory]) -> EpisodeRewards:
+        """Return episodes with the rewards that the training would learn from, by column."""
+        return self._rewarded(trajectories, self._algorithm)
+
     def _rewarded(self, trajectories: Sequence[Trajectory], algorithm: Algorithm) -> EpisodeRewards:
         """Return episodes with their rewards. An algorithm may punish length: that is one more column."""
         rewards = with_overlong(self._reward_settings, algorithm.overlong, self.max_completion_length)

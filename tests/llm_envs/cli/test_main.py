@@ -120,7 +120,7 @@ def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str
         (["collect", PLAYED, "-x"], "-x: there is no such option. `llm-envs collect --help` lists every option."),
         (["collect", PLAYED], "the following arguments are required: --out, -n. `llm-envs collect --help`"),
         (["play"], "the following arguments are required: ENV. `llm-envs play --help` lists every option."),
-        (["play", PLAYED, "further"], "further: unexpected argument (keep positional arguments together)"),
+        (["play", PLAYED, "further"], "further: unexpected argument (keep positional arguments together"),
         (["play", PLAYED, "-n", "many"], "argument -n: many is not an integer of at least 1."),
         (["play", PLAYED, "--temperature", "warm"], "argument --temperature: warm is not a number of at least 0"),
         (["play", PLAYED, "--temperature=-1e-3"], "-1e-3 is not a number of at least 0"),

@@ -342,6 +342,8 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     mixture = json.dumps({"llm/GuessNumber-v0": 1, "llm/Countdown-v0": 3})
     out = tmp_path / "out"
     command = ["train", "grpo", "--env", mixture, "--model_name_or_path", tiny_folder, "--output_dir", str(out), *SMALL]
+    (tmp_path / "my_rewards.py").write_text("def brief(trajectory):\n    return 1.0\n", encoding="utf-8")
+    command += ["--rewards", f"{tmp_path}/my_rewards.py:brief"]
     assert main([*command, "--dry_run", "--algorithm", "dapo", "--max_completion_length", "32"]) == 0
     shown = capsys.readouterr().out
     assert "environments      llm/GuessNumber-v0, llm/Countdown-v0" in shown
@@ -354,10 +356,12 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     )
     assert "forks             none" in shown
     assert "served by         the model's own template; parse_reply reads replies" in shown
-    assert shown.count("of them sampled, ") == 4
+    assert (
+        shown.count("of them sampled, ") == 4 and len(re.findall(r": reward \S+ \(reward \S+, brief 1, overlong \S+\), ", shown)) == 4
+    )
     assert "⟦" in shown and "<|im_start|>user" in shown
     assert "are trained\n" in shown
-    assert not (out / "trajectories").exists() and not (out / "model.safetensors").exists()
+    assert not out.exists()
 
 
 def test_a_dry_run_says_which_parameters_an_adapter_has(write, capsys):
