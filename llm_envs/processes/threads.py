@@ -154,7 +154,10 @@ class _Mailbox:
         if self._is_awake and not is_urgent:
             return
         self._is_awake = True  # at worst two threads wake the loop
-        here = None if is_urgent else asyncio._get_running_loop()
+        try:
+            here = None if is_urgent else asyncio.get_running_loop()
+        except RuntimeError:  # a thread without a loop
+            here = None
         if here is None:
             self._wake(loop)
         else:

@@ -357,7 +357,8 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "forks             none" in shown
     assert "served by         the model's own template; parse_reply reads replies" in shown
     assert (
-        shown.count("of them sampled, ") == 4 and len(re.findall(r": reward \S+ \(reward \S+, brief 1, overlong \S+\), ", shown)) == 4
+        shown.count("of them sampled, ") == 4
+        and len(re.findall(r": reward \S+ \(reward \S+, brief 1, overlong \S+\), ", shown)) == 4
     )
     assert "⟦" in shown and "<|im_start|>user" in shown
     assert "are trained\n" in shown
