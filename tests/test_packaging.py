@@ -151,7 +151,7 @@ def test_a_report_is_written_there_too(fresh_python: Path, users_folder: Path) -
 def test_core_needs_little(fresh_python: Path, users_folder: Path) -> None:
     listed = pip(fresh_python, "list", "--format=freeze", cwd=users_folder)
     installed = {line.split("==")[0].lower().replace("_", "-") for line in listed.splitlines()}
-    own = {"llm-envs", "gymnasium", "numpy", "pyyaml", "rich", "argcomplete"}
+    own = {"llm-envs", "gymnasium", "numpy", "pyyaml", "rich", "argcomplete", "greenlet"}
     brought_by_gymnasium = {"cloudpickle", "farama-notifications", "typing-extensions"}
     brought_by_rich = {"markdown-it-py", "mdurl", "pygments"}
     assert installed == own | brought_by_gymnasium | brought_by_rich
