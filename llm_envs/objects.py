@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,10 @@ def load_object(option: str, text: str, kind: type | tuple[type, ...] = object) 
     return value
 
 
+_EPISODE_NAMES = {"trajectory", "trajectories", "completions", "result"}
+"""Parameters of functions of episodes, such as rewards."""
+
+
 def env_id(text: str, option: str = "ENV") -> str:
     """Return an environment's id, after registering an environment that is named by `FILE.py:NAME` or `module:NAME`.
 
@@ -90,15 +95,12 @@ def env_id(text: str, option: str = "ENV") -> str:
             f"{option} {text}: {name} is of type {type(found).__name__}; it must be an environment's class, a function "
             "that makes one, a PromptTask, or the id of a registered environment."
         )
-    try:
-        inspect.signature(found).bind()
-    except TypeError as error:
-        raise InvalidConfigError(
-            f"{option} {text}: {name}{inspect.signature(found)} needs arguments; what makes an environment has a "
-            "default for each."
-        ) from error
-    except ValueError:  # some classes in C have no signature
-        pass
+    with suppress(ValueError):  # some classes in C have no signature
+        signature = inspect.signature(found)
+        if _EPISODE_NAMES & signature.parameters.keys():  # others may come from --env-kwargs
+            raise InvalidConfigError(
+                f"{option} {text}: {name}{signature} needs arguments; what makes an environment gets none of an episode."
+            )
     module = Path(place).stem if place.endswith(".py") else place
     target = f"{module}:{name}"
     same = [spec.id for spec in gym.registry.values() if spec.entry_point in (target, found) and not spec.kwargs]
