@@ -95,12 +95,14 @@ def env_id(text: str, option: str = "ENV") -> str:
             f"{option} {text}: {name} is of type {type(found).__name__}; it must be an environment's class, a function "
             "that makes one, a PromptTask, or the id of a registered environment."
         )
+    names: set[str] = set()
     with suppress(ValueError):  # some classes in C have no signature
-        signature = inspect.signature(found)
-        if _EPISODE_NAMES & signature.parameters.keys():  # others may come from --env-kwargs
-            raise InvalidConfigError(
-                f"{option} {text}: {name}{signature} needs arguments; what makes an environment gets none of an episode."
-            )
+        names = {*inspect.signature(found).parameters}
+    if _EPISODE_NAMES & names:  # other arguments may come from --env-kwargs
+        raise InvalidConfigError(
+            f"{option} {text}: {name}{inspect.signature(found)} needs arguments; what makes an environment gets no "
+            "episode."
+        )
     module = Path(place).stem if place.endswith(".py") else place
     target = f"{module}:{name}"
     same = [spec.id for spec in gym.registry.values() if spec.entry_point in (target, found) and not spec.kwargs]
