@@ -167,7 +167,7 @@ class TestPlaying:
         assert evaluate("--suite", tmp_path / "suite.json", "--out", tmp_path / "run") == 1
         shown = capsys.readouterr()
         failure = "llm-envs: guessing: success is 1, below 1.01"
-        assert failure in shown.err.splitlines()
+        assert shown.err.splitlines() == [failure, f"next: llm-envs report {tmp_path / 'run'}"]
         assert [line.split()[0] for line in shown.out.splitlines()[1:3]] == [CALCULATOR, "guessing"]
         assert evaluate("--suite", tmp_path / "suite.json", "--replay", tmp_path / "run") == 1
         assert capsys.readouterr().err.splitlines() == [failure]
