@@ -16,6 +16,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,3 +213,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands print no progress lines, which would appear on slow machines alone."""
     monkeypatch.setattr("llm_envs.tracking.progress.LINE_EVERY_S", 3_600.0)
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test imported from its own folder: the next test's file may have the same name."""
+    path, known, base = [*sys.path], {*sys.modules}, str(tmp_path_factory.getbasetemp())
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - known:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(base):
+            del sys.modules[name]
