@@ -18,6 +18,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -76,6 +77,8 @@ _background = _Background()
 
 def event_loop() -> asyncio.AbstractEventLoop:
     """Return the process's background event loop, running."""
+    if (present := _background.loop) is not None:
+        return present
     with _background.lock:
         if _background.loop is None:
             _background.loop = loop = asyncio.new_event_loop()
@@ -101,7 +104,7 @@ def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> A
         RuntimeError: If the caller is on the loop itself, which would wait for itself forever.
     """
     if can_suspend():
-        return suspend(wait_async(coroutine, limit_s))
+        return _suspend_for(coroutine) if limit_s is None else suspend(wait_async(coroutine, limit_s))
     try:
         refuse_on_loop()
     except RuntimeError:
@@ -120,16 +123,16 @@ def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> A
     raise LimitReached(limit_s)
 
 
-async def wait_async(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
+async def wait_async(awaitable: Awaitable[Any], limit_s: float | None = None) -> Any:
     """Do what `wait` does, from any event loop."""
     loop = event_loop()
-    future, cancel = _submit(coroutine, loop)
+    future, cancel = _submit(awaitable, loop)
     try:
         async with asyncio.timeout(limit_s) as scope:
             return await future
     except TimeoutError:
         if not scope.expired():
-            raise  # the coroutine's own
+            raise  # the awaitable's own
     finally:
         if not future.done() or future.cancelled():
             cancel()
@@ -139,38 +142,50 @@ async def wait_async(coroutine: Coroutine[Any, Any, Any], limit_s: float | None 
     raise LimitReached(limit_s)
 
 
+def _suspend_for(awaitable: Awaitable[Any]) -> Any:
+    """Do what `wait_async` does without a limit, from a call that can be suspended."""
+    future, cancel = _submit(awaitable, event_loop())
+    try:
+        return suspend(future)
+    finally:
+        if not future.done() or future.cancelled():
+            cancel()
+
+
 def _submit(
-    coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+    awaitable: Awaitable[Any], loop: asyncio.AbstractEventLoop
 ) -> tuple[asyncio.Future[Any], Callable[[], None]]:
-    """Run a coroutine on another loop, in the caller's context; return its future, and what cancels it there."""
+    """Run an awaitable on another loop, in the caller's context; return its future, and what cancels it there."""
     caller, context = asyncio.get_running_loop(), contextvars.copy_context()
     future: asyncio.Future[Any] = caller.create_future()
-    task: asyncio.Task[Any] | None = None
+    task: asyncio.Task[None] | None = None
+
+    async def run() -> None:
+        # Delivered here and not when the task is done, which would cost the loop another round.
+        try:
+            deliver = partial(future.set_result, await awaitable)
+        except asyncio.CancelledError:
+            deliver = partial(future.set_exception, RuntimeError("it was cancelled from within"))
+        except BaseException as raised:  # a SystemExit would end the loop
+            deliver = partial(future.set_exception, raised)
+        post(caller, lambda: None if future.done() else deliver())
 
     def start() -> None:
         nonlocal task
-        task = loop.create_task(coroutine, context=context)
-        task.add_done_callback(lambda task: post(caller, partial(_deliver, task, future)))
+        task = loop.create_task(run(), context=context)
+
+    def stop() -> None:
+        if task is not None:
+            task.cancel()
+        if asyncio.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            awaitable.close()
 
     def cancel() -> None:
         future.cancel()
-        # It was started by then, because a mailbox keeps the order.
-        post(loop, lambda: task is not None and task.cancel(), is_urgent=True)
+        post(loop, stop, is_urgent=True)  # `start` ran by then, because a mailbox keeps the order
 
     post(loop, start)
     return future, cancel
-
-
-def _deliver(task: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
-    """Give the future the outcome of a task of another loop."""
-    if future.done():
-        return
-    if task.cancelled():
-        future.set_exception(RuntimeError("it was cancelled from within"))
-    elif (error := task.exception()) is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())
 
 
 def wait_for_outcome(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
@@ -184,12 +199,11 @@ def wait_for_outcome(awaitable: Awaitable[Any], limit_s: float | None) -> Any:
         LimitReached: If it took longer.
     """
     if limit_s is None and can_suspend():
-        value, raised = suspend(wait_async(_captured(awaitable)))  # `capture` would make a second task
-    else:
-        try:
-            value, raised = wait(capture(awaitable, limit_s), guard_s(limit_s))
-        except LimitReached:  # the loop is blocked
-            raise LimitReached(limit_s) from None
+        return _suspend_for(awaitable)  # `capture` would make a second task
+    try:
+        value, raised = wait(capture(awaitable, limit_s), guard_s(limit_s))
+    except LimitReached:  # the loop is blocked
+        raise LimitReached(limit_s) from None
     if raised is not None:
         raise raised
     return value

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import inspect
 import math
 import multiprocessing
 import os
@@ -388,6 +389,27 @@ def test_in_a_child_process(method):
         pid, *rest = pool.apply_async(in_child).get(120)
     assert pid != os.getpid()
     assert rest == ["slept", "slept"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_cancelled_before_it_began_is_closed():
+    async def never() -> None:
+        raise AssertionError("it ran")
+
+    async def main(coroutine):
+        waiting = asyncio.ensure_future(background.wait_async(coroutine))
+        await asyncio.sleep(0)  # handed over
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        free.set()
+        await background.wait_async(asyncio.sleep(0))
+
+    free = threading.Event()
+    background.event_loop().call_soon_threadsafe(free.wait, 60)
+    coroutine = never()
+    asyncio.run(main(coroutine))
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_nothing_keeps_the_interpreter_from_exiting():
