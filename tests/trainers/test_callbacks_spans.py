@@ -35,15 +35,25 @@ def test_the_episodes_of_a_step_are_below_it(receiver, config, tiny_folder, keep
 
 
 def test_a_step_that_fails_is_sent_with_its_error(receiver, config, tiny_folder, keep):
-    def no_reward(**columns):
+    """The third generation without a score ends the run."""
+
+    def no_reward(trajectory):
         raise ZeroDivisionError
 
-    trainer = keep(EnvGRPOTrainer(tiny_folder, "test/Say-v0", config(trace=True), rewards=no_reward))
+    args = config(trace=True, max_steps=4, steps_per_generation=1)
+    trainer = keep(EnvGRPOTrainer(tiny_folder, "test/Say-v0", args, rewards=no_reward))
     with pytest.raises(Exception, match="no_reward"):
         trainer.train()
-    (step,) = (span for span in receiver.spans if span.name == "training_step")
-    assert step.status.code == step.status.STATUS_CODE_ERROR
-    assert "error.type" in {a.key for a in step.attributes}
+    steps = {
+        attribute.value.int_value: span
+        for span in receiver.spans
+        if span.name == "training_step"
+        for attribute in span.attributes
+        if attribute.key == "llm_envs.step"
+    }
+    failed = [number for number, span in steps.items() if span.status.code == span.status.STATUS_CODE_ERROR]
+    assert (len(steps), failed) == (3, [3])
+    assert "error.type" in {attribute.key for attribute in steps[3].attributes}
 
 
 def test_other_trainings_have_steps_and_by_default_nothing_is_sent(receiver, configure, tiny_folder):

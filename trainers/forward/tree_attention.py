@@ -9,6 +9,7 @@ takes the same runs in one call of its kernel.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -22,6 +23,8 @@ from llm_envs.errors import ModelError
 from llm_envs.trainers.forward.prefix_tree import PrefixTree
 
 __all__ = ["flash_inputs", "register_tree_attention", "tree_masks", "tree_of"]
+
+logger = logging.getLogger(__name__)
 
 _KINDS = {"full_attention": "", "sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Layers that a mask can be made for, and the setting that limits what they see."""
@@ -96,7 +99,8 @@ def _trls_attention() -> Callable[..., Any] | None:
         with warnings.catch_warnings(action="ignore"):  # that it is experimental
             from trl.experimental.async_grpo import packing
         packing._flash_attn()
-    except Exception:  # whatever is missing: TRL's module, the package `kernels`, the hub, a kernel for this card
+    except Exception as error:  # whatever is missing: TRL's module, the package `kernels`, a hub, a kernel for the card
+        logger.info("TRL's attention over trees is not used: %s: %s", type(error).__name__, error)
         return None
     return packing.tree_attention
 
