@@ -79,7 +79,7 @@ def test_the_pages_workload_is_the_same_for_every_width(load):
     latencies = pages.draw_latencies(64, 3, 0.01)
     assert latencies.shape == (64, 3)
     assert latencies.mean() == pytest.approx(0.01, abs=1e-12)
-    (narrow,) = concurrency.measure_scripted([4])
+    (narrow,) = concurrency.measure_scripted("environment", [4])
     assert (narrow["width"], narrow["episodes"]) == (4, 32)
     assert 0 < narrow["episodes_per_s"] <= narrow["ideal_per_s"]
 

@@ -180,6 +180,6 @@ def _torn(log: Path) -> bytes | None:
 
 
 def _damaged(log: Path, number: int, error: Exception) -> StoreError:
-    is_of_run = number > 1 or log.name == "trajectories.jsonl"
+    is_of_run = number > 1 or log.match("log-*.jsonl") or log.name == "trajectories.jsonl"
     what_to_do = "Remove the line: a resumed run plays its episode again." if is_of_run else "Give the folder of a run."
     return StoreError(f"{log}, line {number}: not a trajectory ({type(error).__name__}: {error}). {what_to_do}")

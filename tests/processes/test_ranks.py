@@ -161,8 +161,8 @@ def test_episodes_that_fail_on_one_process_leave_the_others_to_learn_from(ranks)
 def test_what_one_process_finds_stops_both(ranks):
     one, other = ranks("errors")
     assert one["guard"] == other["guard"] and "log-probabilities at sampling differ" in one["guard"]
-    assert one["reward"].startswith("ProcessFailedError: training cannot continue without process 1: ZeroDivisionError")
-    assert other["reward"] == "ZeroDivisionError: a reward function of the user's"
+    # A reward function that fails leaves episodes unscored: the other process still learns.
+    assert one["reward"] == other["reward"] == "nothing was raised"
     assert one["filter"].startswith("KeyError")
     assert other["filter"].startswith("ProcessFailedError: training cannot continue without process 0: KeyError")
 

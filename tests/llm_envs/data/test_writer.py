@@ -441,9 +441,10 @@ class TestDamage:
 
     @pytest.mark.parametrize("line", ['{"messages": [5]}', "5", "[]", "[" * 99_999, "{}", '{"messages": 5}'])
     def test_a_line_that_is_no_trajectory(self, tmp_path: Path, line: str) -> None:
-        (tmp_path / "a.jsonl").write_text(line + "\n")
-        with pytest.raises(StoreError, match="line 1: not a trajectory"):
-            read_trajectories(tmp_path / "a.jsonl")
+        for name, what_to_do in (("log-00006.jsonl", "Remove the line"), ("a.jsonl", "Give the folder")):
+            (tmp_path / name).write_text(line + "\n")
+            with pytest.raises(StoreError, match=f"line 1: not a trajectory.* {what_to_do}"):
+                read_trajectories(tmp_path / name)
 
     @pytest.mark.parametrize(
         "manifest",
