@@ -147,8 +147,8 @@ def play_oracle(codec: ChatCodec, env_id: str) -> Trajectory:
 def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: int | None) -> Sequence[str]:
     """Return the reasons why this model cannot be trained on this environment's episodes."""
     problems = []
-    if trajectory.error is not None:
-        problems.append(f"an oracle's episode fails in {trajectory.error.where}: {trajectory.error.message}")
+    if trajectory.why_unscored is not None:
+        problems.append(f"an oracle's episode has no score: {trajectory.why_unscored}")
     longest = max((len(row) for row in trajectory.rows), default=0)
     if context_length is not None and longest > context_length:
         problems.append(f"an oracle's episode has {longest} tokens, the model's context {context_length}.")

@@ -33,8 +33,8 @@ def show_session(session: PolicySession, trajectory: Trajectory) -> str:
         f"{counted(len(session.record.turns), 'request')}, {counted(len(lines), 'row')}, "
         f"{counted(trajectory.n_tokens, 'token')}: {n_trained} trained"
     )
-    result = trajectory.error or trajectory.metadata.get("unscored_because")
-    status = trajectory.status if result is None else f"{trajectory.status}: {result}"
+    why = trajectory.why_unscored
+    status = trajectory.status if why is None else f"{trajectory.status}: {why}"
     out.append(
         f"{trajectory.stop_reason.value}, {status}, reward {trajectory.reward:g}, success {trajectory.is_success}"
     )

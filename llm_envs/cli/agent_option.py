@@ -99,16 +99,16 @@ def played_settings(arguments: argparse.Namespace, agent: Any) -> dict[str, Any]
     return {"agent": absolute_name(name)} | ({"agent_tasks": tasks} if tasks else {})
 
 
-def examine(arguments: argparse.Namespace) -> Callable[[ChatCodec, bool], None] | None:
-    """Return the function that plays and shows `doctor`'s agent, if one is given."""
+def examine(arguments: argparse.Namespace) -> Callable[[ChatCodec, bool], str | None] | None:
+    """Return the function that plays and shows `doctor`'s agent and returns what is wrong, if one is given."""
     if arguments.agent is None:
         return None
     agent = load_agent(arguments.agent)
     return lambda codec, colour: _show_agent(agent, arguments, codec, colour)
 
 
-def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec, colour: bool) -> None:
-    """Play one episode of the agent with the model, and print its requests and rows."""
+def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec, colour: bool) -> str | None:
+    """Play one episode of the agent with the model, print its requests and rows, and return why it has no score."""
     from llm_envs import doctor
     from llm_envs.agents.report import show_session
     from llm_envs.agents.session import PolicySession
@@ -131,3 +131,5 @@ def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec
     for number, row in enumerate(trajectory.rows):
         print(f"\nrow {number}: {counted(len(row), 'token')}; trained: {int(row.mask.sum())}, marked")
         print(doctor.show_row(codec, row, colour=colour))
+    why = trajectory.why_unscored
+    return None if why is None else f"the agent's episode has no score: {why}"

@@ -30,6 +30,7 @@ from llm_envs.cli.room_options import add_room_arguments, open_collector, played
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError, counted
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.reasons import describe_reasons
 
 if TYPE_CHECKING:
     from llm_envs.rollout.collect_run import CollectedRun
@@ -184,9 +185,8 @@ def _summarize(done: CollectedRun) -> int:
     before = f", {done.n_before} of them from before" if done.n_before else ""
     print(f"{done.n_finished} of {done.n_episodes} episodes are in {where}{before}")
     if done.first_error is not None:
-        kinds = ", ".join(f"{kind} x{count}" for kind, count in done.stats.error_kinds.most_common(3))
         raise LLMEnvsError(
-            f"{counted(done.n_failed, 'episode')} failed ({kinds}), the first with: {done.first_error.message:.300}. "
-            "Repeat the command with --resume to play them again."
+            f"{counted(done.n_failed, 'episode')} failed ({describe_reasons(done.stats.why_unscored)}). Repeat the "
+            "command with --resume to play them again."
         )
     return 0

@@ -54,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings, and return the exit code: 1 if the model cannot be trained as it is."""
+    """Print the findings, and return the exit code: 1 if the model, or an agent, cannot be trained as it is."""
     from llm_envs import doctor
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.inference.loading import load_tokenizer
@@ -89,17 +89,16 @@ def run(arguments: argparse.Namespace) -> int:
         counts = f"{counted(len(row), 'token')}; trained: {int(row.mask.sum())}, marked"
         print(f"\n{arguments.env}, an oracle's episode of {counts}")
         print(doctor.show_row(codec, row, colour=colour))
-    for show in further:
-        show(codec, colour)
+    wrong = [problem for show in further if (problem := show(codec, colour)) is not None]
     problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
     problems += doctor.model_problems(config)
     if Path(arguments.model).is_dir() and not (Path(arguments.model) / "config.json").exists():
         problems.append("the folder has a tokenizer and no model: there is no config.json in it.")
     print()
-    for problem in problems:
+    for problem in [*problems, *wrong]:
         print(visible_text(f"PROBLEM  {problem}"))
     print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
-    return 1 if problems else 0
+    return 1 if problems or wrong else 0
 
 
 def _configuration(name: str) -> Any:

@@ -7,7 +7,8 @@ Each entry point of the group `llm_envs.options` is a module that has some of th
 - `PLAYED` is the option that `collect` and `eval` take in place of ENV. `read_played(arguments)` returns its
   environment, or None; `played_settings(arguments, played)` what identifies it in the settings of a run.
 - `open_collector(arguments)` is `open_collector` of this module; it returns None if its options are unset.
-- `examine(arguments)` returns what `doctor` also prints, as a function of (codec, colour), or None.
+- `examine(arguments)` returns what `doctor` also prints, as a function of (codec, colour) that returns what is wrong or
+  None; or None.
 - `TrainingOptions` is a dataclass. Its fields are options that trainings take in place of `--env`, and its method
   `played()` returns the environment, or None.
 """

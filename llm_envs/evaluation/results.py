@@ -76,7 +76,7 @@ class TaskResult:
     stop_reasons: Mapping[str, int]
     """Counts over all episodes."""
     errors: Mapping[str, int]
-    """`where: kind` -> number of episodes without a score because of this error."""
+    """Why episodes have no score -> their number (`tracking.reasons`)."""
     malformed_turns: float
     """Share of malformed turns; NaN if the task does not report them."""
     malformed_episodes: float

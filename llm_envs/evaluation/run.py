@@ -33,6 +33,7 @@ from llm_envs.rollout.collect_run import Show, collect_run, run_settings, watche
 from llm_envs.rollout.collector import Collector
 from llm_envs.sources.source import Envs, group_specs
 from llm_envs.tracking.loggers import Logger
+from llm_envs.tracking.reasons import count_reasons, describe_unscored
 from llm_envs.types import Trajectory
 
 __all__ = [
@@ -66,9 +67,9 @@ class Evaluation:
     stop_reasons: Mapping[str, int]
     """Number of episodes by stop reason, including errors."""
     errors: Mapping[str, int]
-    """Number of episodes left without a score by each failure, named `where: kind`."""
+    """Why episodes have no score -> their number (`tracking.reasons`)."""
     unscored: int
-    """Episodes that never began, for example because the first prompt does not fit."""
+    """Episodes without a score for another reason than an error: a prompt that does not fit, a reward function."""
     mean_turns: float
     confidence: float
     """Confidence of both intervals."""
@@ -87,9 +88,9 @@ class Evaluation:
         )
         if (k := max(self.pass_at, default=1)) > 1:
             line += f", pass@{k} {self.pass_at[k]:.1%}, pass^{k} {self.pass_hat[k]:.1%}"
-        if self.errors:
-            line += ", errors " + ", ".join(f"{kind} x{count}" for kind, count in self.errors.items())
-        return line + (f", {self.unscored} unscored" if self.unscored else "")
+        n_errored = len(self.trajectories) - self.n - self.unscored
+        failed = describe_unscored(n_errored, self.unscored, self.errors)
+        return f"{line}, {failed}" if failed else line
 
 
 def summarize(trajectories: Sequence[Trajectory], *, name: str = "", confidence: float = 0.95) -> Evaluation:
@@ -105,7 +106,6 @@ def summarize(trajectories: Sequence[Trajectory], *, name: str = "", confidence:
     won = [[float(t.is_success is True) for t in samples] for samples in problems.values()]
     rewards = [[t.reward for t in samples] for samples in problems.values()]
     successes = sum(t.is_success is True for t in scored)
-    errors = Counter(f"{t.error.where}: {t.error.kind}" for t in trajectories if t.error is not None)
     n = len(scored)
     return Evaluation(
         name=name or ", ".join(sorted({t.env_id for t in trajectories})),
@@ -116,7 +116,7 @@ def summarize(trajectories: Sequence[Trajectory], *, name: str = "", confidence:
         mean_reward=fmean(t.reward for t in scored) if n else float("nan"),
         reward_interval=clustered_interval(rewards, confidence),
         stop_reasons=dict(Counter(t.stop_reason.value for t in trajectories).most_common()),
-        errors=dict(errors.most_common()),
+        errors=dict(count_reasons(trajectories).most_common()),
         unscored=sum(t.status == "unscored" for t in trajectories),
         mean_turns=fmean(len(t.turns) for t in scored) if n else float("nan"),
         confidence=confidence,

@@ -27,6 +27,7 @@ from llm_envs.evaluation.statistics import (
     percentile_interval,
     rate_interval,
 )
+from llm_envs.tracking.reasons import add_reason
 from llm_envs.types import Trajectory
 
 __all__ = ["EpisodeScore", "Scoreboard", "average_rate", "measure", "score_episode", "summarize_task"]
@@ -54,14 +55,12 @@ class EpisodeScore:
     """Of all rows; 0 without token rows."""
     sampled_tokens: int
     seconds: float
-    error: str | None
-    """`where: kind`."""
+    why_unscored: str | None
 
 
 def score_episode(trajectory: Trajectory) -> EpisodeScore:
     """Return the score of a trajectory. A turn is malformed if its component `malformed` is not 0."""
     marks = [turn.components["malformed"] for turn in trajectory.turns if "malformed" in turn.components]
-    error = trajectory.error
     return EpisodeScore(
         seed=trajectory.seed,
         member=trajectory.member,
@@ -76,7 +75,7 @@ def score_episode(trajectory: Trajectory) -> EpisodeScore:
         tokens=trajectory.n_tokens,
         sampled_tokens=trajectory.n_sampled_tokens,
         seconds=float(trajectory.timings.get("total", math.nan)),
-        error=None if error is None else f"{error.where}: {error.kind}",
+        why_unscored=trajectory.why_unscored,
     )
 
 
@@ -142,7 +141,8 @@ def summarize_task(
     A problem counts for pass@k and pass^k if k of its samples were scored.
     """
     problems: dict[int, list[EpisodeScore]] = {}
-    for score in sorted(scores, key=lambda score: (score.seed, score.member)):
+    scores = sorted(scores, key=lambda score: (score.seed, score.member))
+    for score in scores:
         problems.setdefault(score.seed, []).append(score)
     scored = [[score for score in samples if score.status == "ok"] for samples in problems.values()]
     flat = [score for samples in scored for score in samples]
@@ -156,6 +156,10 @@ def summarize_task(
 
     ks = _ks(k, max(map(len, problems.values()), default=1), name)
     malformed = [score for score in flat if score.malformed is not None]
+    reasons: Counter[str] = Counter()
+    for score in scores:
+        if score.why_unscored is not None:
+            add_reason(reasons, score.why_unscored)
     return TaskResult(
         name=name,
         env_id=env_id,
@@ -171,7 +175,7 @@ def summarize_task(
         pass_hat={k: passes(pass_hat_k, k) for k in ks},
         components={name: measure(values, confidence=confidence) for name, values in _components(scored).items()},
         stop_reasons=dict(Counter(score.stop_reason for score in scores).most_common()),
-        errors=dict(Counter(score.error for score in scores if score.error is not None).most_common()),
+        errors=dict(reasons.most_common()),
         malformed_turns=_mean(
             [sum(score.malformed or 0 for score in malformed)], sum(score.turns for score in malformed)
         ),

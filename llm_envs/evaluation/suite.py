@@ -27,6 +27,7 @@ from llm_envs.evaluation.results import Results
 from llm_envs.evaluation.scores import TaskKey, key_of
 from llm_envs.parsers.json_calls import strict_json
 from llm_envs.sources.source import EnvChoice, EnvFactory, EpisodeSpec, SeedSource
+from llm_envs.tracking.reasons import describe_reasons
 
 __all__ = [
     "Suite",
@@ -213,7 +214,9 @@ def failed_thresholds(results: Results, suite: Suite) -> list[str]:
         entry = entries.get(key_of(task.env_id, task.env_kwargs))
         asked = Thresholds() if entry is None else entry.thresholds
         if task.n_scored == 0:
-            lines.append(f"{task.name}: none of {task.n_episodes} episodes was scored")
+            lines.append(
+                f"{task.name}: none of {task.n_episodes} episodes was scored ({describe_reasons(task.errors)})"
+            )
         found = {
             "min_success": ("success", task.success.value),
             "min_mean_reward": ("reward", task.reward.value),
@@ -225,8 +228,7 @@ def failed_thresholds(results: Results, suite: Suite) -> list[str]:
             if least is not None and task.n_scored and not value >= least:  # NaN fails every threshold
                 lines.append(f"{task.name}: {what} is {value:.4g}, below {least:g}")
         if task.error_rate > (asked.max_errors or 0.0):
-            kinds = ", ".join(f"{kind} x{count}" for kind, count in list(task.errors.items())[:3])
-            share = f"{task.n_errored} of {task.n_episodes} episodes errored ({kinds})"
+            share = f"{task.n_errored} of {task.n_episodes} episodes errored ({describe_reasons(task.errors)})"
             lines.append(f"{task.name}: {share}, more than {asked.max_errors or 0:.3g} of them (--max-errors)")
     return lines
 

@@ -9,6 +9,7 @@ from llm_envs.errors import counted
 from llm_envs.evaluation.comparison import Comparison, Difference
 from llm_envs.evaluation.results import Measure, Results, TaskResult
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.reasons import describe_unscored
 
 __all__ = ["show_comparison", "show_results"]
 
@@ -30,8 +31,12 @@ def show_results(results: Results) -> str:
     components = [[task.name, name, *_value(found)] for task in tasks for name, found in task.components.items()]
     if components:
         parts.append(_table([["task", "reward component", "mean", f"{results.confidence:.0%} interval"], *components]))
-    failures = [f"{task.name}: {kind} x{count}" for task in tasks for kind, count in list(task.errors.items())[:3]]
-    return visible_text("\n\n".join([*parts, *(["errors\n" + "\n".join(failures)] if failures else [])]))
+    failures = [
+        f"{task.name}: {describe_unscored(task.n_errored, task.n_unscored, task.errors)}"
+        for task in tasks
+        if task.errors
+    ]
+    return visible_text("\n\n".join([*parts, *(["without a score\n" + "\n".join(failures)] if failures else [])]))
 
 
 def show_comparison(comparison: Comparison) -> str:

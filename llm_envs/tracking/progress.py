@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.reasons import describe_unscored
 from llm_envs.tracking.stats import CollectorStats
 
 if TYPE_CHECKING:
@@ -128,9 +129,8 @@ def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float
     if stats.live_tokens and elapsed_s > 0:
         parts.append(f"{stats.live_tokens / elapsed_s:.{0 if stats.live_tokens >= 10 * elapsed_s else 1}f} tokens/s")
     parts.append(f"{stats.running} running")
-    if stats.errored:
-        commonest = "".join(f" ({kind} x{count})" for kind, count in stats.error_kinds.most_common(1))
-        parts.append(f"{stats.errored} errors{commonest}")
+    if failed := describe_unscored(stats.errored, stats.unscored, dict(stats.why_unscored.most_common(1))):
+        parts.append(failed)
     return visible_text(", ".join(parts)).replace("\n", " ")
 
 
@@ -175,13 +175,13 @@ def since(stats: CollectorStats, before: CollectorStats | None) -> CollectorStat
         written_tokens=stats.live_tokens,
         open_tokens=None,
         stop_reasons=Counter(dict(stats.stop_reasons)),
-        error_kinds=Counter(dict(stats.error_kinds)),
+        why_unscored=Counter(dict(stats.why_unscored)),
     )
     if before is not None:
         for name in _SUMS:
             setattr(copy, name, getattr(copy, name) - getattr(before, name))
         copy.stop_reasons -= before.stop_reasons
-        copy.error_kinds -= before.error_kinds
+        copy.why_unscored -= before.why_unscored
     return copy
 
 

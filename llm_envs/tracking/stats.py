@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llm_envs.errors import RolloutFailedError, counted
+from llm_envs.tracking.reasons import add_reason, describe_unscored
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = ["BusyTime", "CollectorStats", "nothing_passes"]
@@ -63,7 +64,7 @@ class CollectorStats:
     """Episodes that were cancelled: by an interrupt, or by a failure of the collecting code."""
     errored: int = 0
     unscored: int = 0
-    """Episodes without a turn, or without a judgement; those without a judgement are also in `error_kinds`."""
+    """Episodes without a turn, or without a judgement."""
     retries: int = 0
     successes: int = 0
     reward: float = 0.0
@@ -82,8 +83,8 @@ class CollectorStats:
     neutralised: int = 0
     """Environment texts that contained the model's special tokens and were encoded as plain text."""
     stop_reasons: Counter[str] = field(default_factory=Counter)
-    error_kinds: Counter[str] = field(default_factory=Counter)
-    """`where: kind` of the errors."""
+    why_unscored: Counter[str] = field(default_factory=Counter)
+    """Why episodes have no score -> their number (`tracking.reasons`)."""
     clock: BusyTime = field(default_factory=BusyTime, compare=False)
     """When at least one call of the collector is under way."""
     policy_time: BusyTime = field(default_factory=BusyTime, compare=False)
@@ -136,8 +137,8 @@ class CollectorStats:
         self.unscored += trajectory.status == "unscored"
         self.retries += trajectory.metadata.get("retries", 0)
         self.stop_reasons[trajectory.stop_reason.value] += 1
-        if trajectory.error is not None:
-            self.error_kinds[f"{trajectory.error.where}: {trajectory.error.kind}"] += 1
+        if (reason := trajectory.why_unscored) is not None:
+            add_reason(self.why_unscored, reason)
         if trajectory.status == "ok":
             self.successes += trajectory.is_success is True
             self.reward += trajectory.reward
@@ -162,10 +163,7 @@ class CollectorStats:
         if self.neutralised:
             parts.append(f"{self.neutralised} texts with the model's own markers, kept as text")
         parts.append(" ".join(f"{reason}={count}" for reason, count in self.stop_reasons.most_common()))
-        if self.error_kinds:
-            parts.append("errors " + ", ".join(f"{kind} x{count}" for kind, count in self.error_kinds.most_common(3)))
-        if self.unscored:
-            parts.append(f"{self.unscored} unscored")
+        parts.append(describe_unscored(self.errored, self.unscored, self.why_unscored))
         if self.rejected_groups:
             parts.append(f"{counted(self.rejected_groups, 'group')} filtered out")
         if self.dropped:

@@ -176,6 +176,15 @@ class Trajectory:
         return total
 
     @property
+    def why_unscored(self) -> str | None:
+        """Why the episode has no score: `where: kind: message` of its error, or the reason; None if it has one."""
+        if self.status == "ok":
+            return None
+        if self.error is not None:
+            return f"{self.error.where}: {self.error.kind}: {self.error.message}"
+        return str(self.metadata.get("unscored_because") or self.stop_reason.value)
+
+    @property
     def n_tokens(self) -> int:
         """Tokens of all rows."""
         return sum(len(row) for row in self.rows)

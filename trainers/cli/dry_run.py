@@ -13,8 +13,10 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.doctor import diagnose, show_row
 from llm_envs.errors import counted
 from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.reasons import count_reasons
 from llm_envs.trainers.callbacks import planned
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
+from llm_envs.trainers.episodes.nothing_learned import describe_failures
 from llm_envs.trainers.ppo.trainer import EnvPPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTTrainer
 from llm_envs.types import Row, Trajectory
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["describe_training"]
 
 
-def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *, colour: bool = False) -> str:
+def describe_training(
+    trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *, colour: bool = False
+) -> tuple[str, str | None]:
     """Describe a training, and show one of its episodes with the trained tokens marked. Nothing is trained or written.
 
     If the model plays (GRPO, PPO), the untrained policy plays one group.
@@ -34,16 +38,21 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
     Args:
         trainer: A trainer that is ready to train.
         colour: Whether to mark trained tokens by colour, for a terminal.
+
+    Returns:
+        The description, and why no episode has a score, if none has.
     """
     if isinstance(trainer, EnvSFTTrainer):
-        return "\n".join(_supervised(trainer, colour))
+        return "\n".join(_supervised(trainer, colour)), None
     if isinstance(trainer, EnvDPOTrainer):
-        return "\n".join(_pairs(trainer, colour))
+        return "\n".join(_pairs(trainer, colour)), None
     episodes = trainer.reward_episodes(trainer.play_sample())
     group = episodes.trajectories
     lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
     codec = cast("ChatCodec", trainer.collector.codec)
-    return "\n".join([*lines, *_service(codec), *_episodes(episodes), *_first_rows(group, codec, colour)])
+    lines += [*_service(codec), *_episodes(episodes), *_first_rows(group, codec, colour)]
+    failures = count_reasons(group)
+    return "\n".join(lines), describe_failures(failures, len(group)) if failures.total() == len(group) else None
 
 
 def _service(codec: ChatCodec) -> list[str]:
@@ -244,7 +253,7 @@ def _episodes(episodes: EpisodeRewards) -> list[str]:
     group = episodes.trajectories
     lines = [f"one group         {group[0].env_id}, seed {group[0].seed}, the policy before training:"]
     for i, trajectory in enumerate(group):
-        why = "" if trajectory.error is None else f" {trajectory.error.where}: {trajectory.error.message:.200}"
+        why = "" if trajectory.why_unscored is None else f": {trajectory.why_unscored:.200}"
         parts = ", ".join(f"{name} {values[i]:g}" for name, values in episodes.columns.items() if values[i] is not None)
         by_part = f" ({parts})" if len(episodes.columns) > 1 else ""
         reward = f"reward {episodes.rewards[i]:g}{by_part}" if trajectory.status == "ok" else trajectory.status

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from llm_envs.cli.next_line import name_next
 from llm_envs.data.files import replacing
 from llm_envs.errors import LLMEnvsError, counted
+from llm_envs.tracking.loggers import visible_text
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
@@ -37,7 +38,7 @@ def run_training(
     is_dry: bool,
     option: str = "--resume",
 ) -> int:
-    """Train and save, or describe the training; return the exit code: 1 if no step had anything to learn from.
+    """Train and save, or describe the training; return the exit code: 1 if there was nothing to learn from.
 
     Args:
         trainer: The trainer; one that samples is closed at the end.
@@ -50,10 +51,13 @@ def run_training(
             if isinstance(trainer, EnvGRPOTrainer):
                 n = counted(int(trainer.num_generations or 1), "episode")
                 print(f"the plan follows when the model has played one group of {n}", file=sys.stderr, flush=True)
-            print(describe_training(trainer, colour=sys.stdout.isatty()))
+            described, problem = describe_training(trainer, colour=sys.stdout.isatty())
+            print(described)
             with suppress(OSError):  # transformers makes the folder; one with a run in it stays
                 Path(str(trainer.args.output_dir)).rmdir()
-            return 0
+            if problem is not None:
+                print(f"llm-envs: {visible_text(problem)}", file=sys.stderr)
+            return 0 if problem is None else 1
         with resumable(trainer, option):
             trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()

@@ -199,7 +199,7 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line: `--config FILE`, and options that override the file; return the exit code."""
     settings, is_dry = _parsed(sys.argv[1:] if arguments is None else arguments)
-    rank = settings.lora_r if settings.use_peft else None
+    rank, code = settings.lora_r if settings.use_peft else None, 0
     for name in settings.mode.split("+"):
         if is_dry:
             print(name)
@@ -212,8 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rl = settings.rl_config
             checkpoint, option = resume_point(rl, "GRPO", rank), "--mode rl --rl.resume-from-checkpoint true"
             trainer = _rl_trainer(settings, rl)
-        run_training(trainer, checkpoint, is_dry=is_dry, option=option)
-    return 0
+        code = max(code, run_training(trainer, checkpoint, is_dry=is_dry, option=option))
+    return code
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[SFTRLSettings, bool]:

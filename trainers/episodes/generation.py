@@ -34,9 +34,9 @@ from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import add_branches, is_root, n_roots
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import add_totals, metric_totals, metrics_by
-from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS
+from llm_envs.tracking.reasons import count_reasons
 from llm_envs.trainers.episodes.items import EpisodeDataset, refills
-from llm_envs.trainers.episodes.nothing_learned import DROPPED, is_dropped, what_failed
+from llm_envs.trainers.episodes.nothing_learned import DROPPED, FailureCount, describe_failures, is_dropped
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
 from llm_envs.trainers.run.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.run.time_shares import TimeShares
@@ -172,7 +172,7 @@ class GenerationPlayer:
         """The training generations that have begun early, in order."""
         self._stored: deque[tuple[list[TrajectoryGroup], list[TrajectoryGroup]]] = deque()
         """Of a checkpoint: the groups of generations that had begun early, kept and dropped."""
-        self._n_failed = 0
+        self._failed = FailureCount()
         self.time_shares = TimeShares(collector.stats)
 
     @raise_on_all_ranks()
@@ -363,35 +363,28 @@ class GenerationPlayer:
         statistics = off_policy_statistics(gather_object(light), step)
         return metrics | {f"sampling/{name}": value for name, value in sorted(statistics.items())}
 
-    def check_failures(self, rows: Sequence[Trajectory]) -> None:
-        """Warn about failed episodes; stop on all processes if all episodes of several generations fail.
+    def check_failures(self, rows: Sequence[Trajectory], mode: str) -> None:
+        """Warn about failed episodes, dropped ones too; stop on all processes if training's fail again and again.
 
         Args:
             rows: The episodes of this process's rows.
+            mode: train or eval.
 
         Raises:
-            RolloutFailedError: If every episode failed in `MAX_FAILED_GENERATIONS` generations in a row.
+            RolloutFailedError: If every episode failed in several training generations in a row (`FailureCount`).
         """
-        n_failed, n_episodes, commonest = self.count_failures(rows)
-        if not n_failed:
-            self._n_failed = 0
-            return
-        message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
-        logger.warning(message)
-        self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
-        if self._n_failed >= MAX_FAILED_GENERATIONS:
-            raise RolloutFailedError(
-                f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
-            )
+        kept = [trajectory for trajectory in rows if not is_dropped(trajectory)]
+        failures, n_episodes = self.count_failures([*kept, *self.played[len(kept) :]])
+        if failures:
+            logger.warning(describe_failures(failures, n_episodes))
+        if mode == "train":
+            self._failed.add(failures, n_episodes)
 
-    def count_failures(self, rows: Sequence[Trajectory]) -> tuple[int, int, str]:
-        """Return how many episodes of all processes failed, how many there are, and the commonest reason here."""
-        failed = [trajectory for trajectory in rows if trajectory.status != "ok" and not is_dropped(trajectory)]
+    def count_failures(self, episodes: Sequence[Trajectory]) -> tuple[Counter[str], int]:
+        """Return why episodes of all processes failed with their numbers, and how many episodes there are."""
         # All ranks count the same failures, so that all of them stop, or none.
-        counts = gather_object([(len(failed), len(rows))])
-        n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
-        kinds = Counter(what_failed(trajectory) for trajectory in failed)
-        return n_failed, n_episodes, kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
+        counts = gather_object([(count_reasons(episodes), len(episodes))])
+        return sum((failures for failures, _ in counts), Counter[str]()), sum(n for _, n in counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint, as JSON types."""

@@ -1,4 +1,4 @@
-"""The guards of a run: do the log-probabilities from sampling match the trained model's, and did all episodes fail?
+"""The guard of a run: do the log-probabilities from sampling match the trained model's?
 
 On the first batch, every row is compared, in training's micro-batches and padding.
 
@@ -21,17 +21,12 @@ from llm_envs.trainers.forward.dropout import describe_dropout
 from llm_envs.trainers.functional.batch import Batch
 
 __all__ = [
-    "MAX_FAILED_GENERATIONS",
     "Rounding",
     "check_gaps",
     "noise_limit",
     "rounding_of",
     "sampling_gaps",
 ]
-
-MAX_FAILED_GENERATIONS = 3
-"""Tolerate a failed generation; stop after three in a row."""
-
 
 _MEDIANS = 24.0
 """If differences are distributed exponentially, one in 2^24 (17 million) is above so many medians."""

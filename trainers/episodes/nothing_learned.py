@@ -1,33 +1,39 @@
-"""Whether a generation has anything to learn from, and why not: equal rewards, dropped groups, failed episodes."""
+"""Whether a generation has anything to learn from, and why not: equal rewards, dropped groups, failed episodes.
+
+If all episodes of several generations in a row fail, `FailureCount` ends the training.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from llm_envs.errors import counted
+from llm_envs.errors import RolloutFailedError, counted
+from llm_envs.tracking.reasons import count_reasons, describe_reasons
 from llm_envs.trainers.episodes.rewards import EpisodeRewards
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.types import Trajectory
 
 __all__ = [
     "DROPPED",
+    "FailureCount",
     "LearningCount",
     "Yield",
     "describe_failures",
     "generation_yield",
     "has_signal",
     "is_dropped",
-    "what_failed",
     "why_nothing",
 ]
 
 DROPPED = "group_filter"
 """Where the error of an episode lies that stands in a place without a group: the filter dropped them all."""
+MAX_FAILED_GENERATIONS = 3
+"""Tolerate a failed generation; stop after three in a row."""
 _LEAST = 1e-6
 """An advantage below is the rounding of equal rewards' mean."""
 _PAGE = "docs/guides/debug.md has what to do"
@@ -70,7 +76,7 @@ def generation_yield(episodes: EpisodeRewards, signal: bool) -> Yield:
     """Return what this process's episodes of a generation have to learn from."""
     groups: dict[str, list[float]] = {}
     dropped: set[str] = set()
-    failures: Counter[str] = Counter()
+    failed: list[Trajectory] = []
     for trajectory, reward in zip(episodes.trajectories, episodes.rewards, strict=True):
         scored = groups.setdefault(trajectory.group_id, [])
         if trajectory.status == "ok":
@@ -78,9 +84,9 @@ def generation_yield(episodes: EpisodeRewards, signal: bool) -> Yield:
         elif is_dropped(trajectory):
             dropped.add(trajectory.group_id)
         else:
-            failures[what_failed(trajectory)] += 1
+            failed.append(trajectory)
     n_equal = sum(len(rewards) > 1 and np.allclose(rewards, rewards[0], rtol=0) for rewards in groups.values())
-    return Yield(signal, len(groups), n_equal, len(dropped), failures)
+    return Yield(signal, len(groups), n_equal, len(dropped), count_reasons(failed))
 
 
 def why_nothing(yields: Sequence[Yield]) -> str | None:
@@ -97,8 +103,7 @@ def why_nothing(yields: Sequence[Yield]) -> str | None:
     if n_dropped:
         reasons.append(f"the group_filter dropped all groups played for {n_dropped} of {n_groups} places")
     if failures:
-        commonest = failures.most_common(1)[0][0].rstrip(".")
-        reasons.append(f"{counted(failures.total(), 'episode')} without a score (most often: {commonest})")
+        reasons.append(f"{counted(failures.total(), 'episode')} without a score ({describe_reasons(failures)})")
     return "; ".join(reasons or ["no token of a scored episode is trained"])
 
 
@@ -107,21 +112,34 @@ def is_dropped(trajectory: Trajectory) -> bool:
     return trajectory.error is not None and trajectory.error.where == DROPPED
 
 
-def what_failed(trajectory: Trajectory) -> str:
-    """Return in a phrase why an episode has no score."""
-    if trajectory.error is None:
-        because = trajectory.metadata.get("unscored_because")
-        return "the first prompt does not fit" if because is None else f"no score from {because}"
-    return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
+def describe_failures(failures: Mapping[str, int], n_episodes: int) -> str:
+    """Return how many of the episodes have no score, and why."""
+    n = sum(failures.values())
+    return f"{n} of {n_episodes} episodes failed and are not trained on: {describe_reasons(failures)}"
 
 
-def describe_failures(trajectories: Sequence[Trajectory]) -> str | None:
-    """Return how many episodes have no score, and the most common reason; None: all have one."""
-    kinds = Counter(what_failed(trajectory) for trajectory in trajectories if trajectory.status != "ok")
-    if not kinds:
-        return None
-    n, commonest = kinds.total(), kinds.most_common(1)[0][0].rstrip(".")
-    return f"{n} of {len(trajectories)} episodes failed and are not trained on; most often {commonest}"
+@dataclass
+class FailureCount:
+    """Ends a training whose episodes all fail: it counts the generations in a row without a score."""
+
+    n_in_a_row: int = 0
+
+    def add(self, failures: Mapping[str, int], n_episodes: int) -> None:
+        """Count a generation.
+
+        Args:
+            failures: Why episodes have no score -> their number, of all processes.
+            n_episodes: Number of all episodes, of all processes.
+
+        Raises:
+            RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row has a score.
+        """
+        self.n_in_a_row = self.n_in_a_row + 1 if 0 < n_episodes == sum(failures.values()) else 0
+        if self.n_in_a_row >= MAX_FAILED_GENERATIONS:
+            raise RolloutFailedError(
+                f"{describe_failures(failures, n_episodes)}. That is all of them, {MAX_FAILED_GENERATIONS} generations "
+                "in a row: training stops."
+            )
 
 
 @dataclass

@@ -25,6 +25,7 @@ from llm_envs.errors import LLMEnvsError
 from llm_envs.policies.vllm.adapter_policy import AdapterPolicy
 from llm_envs.rollout import Collector, EpisodeSpec
 from llm_envs.rollout.sync import BackgroundLoop
+from llm_envs.tracking.reasons import describe_reasons
 from llm_envs.trainers.engines.engines import evaluation_servers
 from llm_envs.trainers.engines.servers import ServerEngines
 from llm_envs.trainers.episodes.generation import GenerationPlayer, close_policy
@@ -185,13 +186,13 @@ class EvaluatesInBackground(LogsGenerations):
         finally:
             done.give_back()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        n_failed, n_played, commonest = self._player.count_failures(trajectories)
-        message = f"{n_failed} of {n_played} episodes failed; most often {commonest}"
-        if n_failed == n_played:
+        failures, n_played = self._player.count_failures(trajectories)
+        message = f"{failures.total()} of {n_played} episodes failed: {describe_reasons(failures)}"
+        if failures.total() == n_played:
             self._player.take_evaluation(groups)
             self._leave_out(step, message)
             return {}
-        if n_failed:
+        if failures:
             logger.warning("The evaluation of step %d: %s", step, message)
         return self._log_evaluation(done, groups, seconds)
 

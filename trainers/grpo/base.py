@@ -247,7 +247,7 @@ class EpisodeTrainer(
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
         try:
-            self._player.check_failures(self.last_trajectories)
+            self._player.check_failures(self.last_trajectories, mode)
         except RolloutFailedError as error:  # on all processes
             raise RolloutFailedError(f"{error} {self._save_before_failure()}") from error
         if mode == "train":

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,11 +35,12 @@ from llm_envs.rewards.time_limit import limited
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.tracking.describing import describing
 from llm_envs.tracking.loggers import Logger
+from llm_envs.tracking.reasons import count_reasons
 from llm_envs.tracking.spans import step_span
 from llm_envs.trainers.episodes.advantages import create_state_fn, with_advantages
 from llm_envs.trainers.episodes.batches import make_batch
-from llm_envs.trainers.episodes.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of, sampling_gaps
-from llm_envs.trainers.episodes.nothing_learned import describe_failures, what_failed
+from llm_envs.trainers.episodes.guard import check_gaps, rounding_of, sampling_gaps
+from llm_envs.trainers.episodes.nothing_learned import FailureCount, describe_failures
 from llm_envs.trainers.episodes.rewards import (
     EpisodeRewards,
     RewardSettings,
@@ -198,7 +200,7 @@ def train(
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
-    n_failed, first = 0, state.iteration
+    failed, first = FailureCount(), state.iteration
     while state.iteration < n_iterations:
         with step_span(state.iteration + 1):
             start = time.perf_counter()
@@ -210,9 +212,10 @@ def train(
             )
             middle, is_first, before = time.perf_counter(), state.iteration == first, state
             state, metrics = learn(state, groups, algorithm=current, settings=bounded, checks_sampling=is_first)
-            n_failed = 0 if metrics["scored"] else n_failed + 1
-            if n_failed >= MAX_FAILED_GENERATIONS:
-                _stop_failing(groups, before, checkpoint_fn)
+            try:
+                failed.add(*_failures(groups, metrics["scored"]))
+            except RolloutFailedError as error:
+                raise RolloutFailedError(f"{error} {_save_before_failure(before, checkpoint_fn)}") from error
             metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
             state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
             sync(collector.policy, state)  # before the evaluation, which must measure the new weights
@@ -314,8 +317,8 @@ def _paid(
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     if state.iteration == 0:
         warn_of_absent(rewards, paid.columns)
-    if (failed := describe_failures(paid.trajectories)) is not None:
-        logging.getLogger(__name__).warning(failed)
+    if failures := count_reasons(paid.trajectories):
+        logging.getLogger(__name__).warning(describe_failures(failures, len(paid.trajectories)))
     return paid
 
 
@@ -397,18 +400,21 @@ def _evaluated(state: TrainingState, eval_fn: EvalFn) -> tuple[TrainingState, bo
     return state, is_best, {f"eval/{name}": number for name, number in measured.items()}
 
 
-def _stop_failing(groups: Sequence[TrajectoryGroup], state: TrainingState, checkpoint_fn: CheckpointFn | None) -> None:
-    """Save the state before a generation without a score, and stop."""
-    first = next((t for group in groups for t in group.trajectories if t.status != "ok"), None)
-    why = "a reward function left it unscored, and the warning has the reason" if first is None else what_failed(first)
-    saved = "Without a checkpoint_fn nothing is saved."
-    if checkpoint_fn is not None:
-        checkpoint_fn(state, is_best=False)
-        saved = f"The state after {state.iteration} iterations is saved: resume with load_training_state."
-    raise RolloutFailedError(
-        f"no episode could be scored in {MAX_FAILED_GENERATIONS} generations in a row; the first of the last one: "
-        f"{why}. Training stops. {saved}"
-    )
+def _failures(groups: Sequence[TrajectoryGroup], scored: float) -> tuple[Counter[str], int]:
+    """Return why the episodes of a generation have no score with their numbers, and how many episodes there are."""
+    episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    failures = count_reasons(episodes)
+    # `scored` is measured after the reward functions, the groups are as they were played.
+    n_unpaid = round(len(episodes) * (1 - scored)) - failures.total()
+    return failures + Counter({"a reward function left it unscored (see the warning)": n_unpaid}), len(episodes)
+
+
+def _save_before_failure(state: TrainingState, checkpoint_fn: CheckpointFn | None) -> str:
+    """Save the state before a generation without a score, and say so."""
+    if checkpoint_fn is None:
+        return "Without a checkpoint_fn nothing is saved."
+    checkpoint_fn(state, is_best=False)
+    return f"The state after {state.iteration} iterations is saved: resume with load_training_state."
 
 
 def _check_arguments(

@@ -47,6 +47,8 @@ def agent(task, client):
 
 ENV = AgentEnv(agent, [{"question": "Who?"}], lambda result, trajectory: 1.0, create_client=client)
 OTHER = 3
+BROKEN = AgentEnv(agent, [{"question": "Who?"}], lambda result, trajectory: 1 / 0, create_client=client)
+SILENT = AgentEnv(lambda task, client: "", [{"question": "Who?"}], lambda result, trajectory: 1.0, create_client=client)
 """
 
 
@@ -77,6 +79,22 @@ def test_doctor_shows_requests_rows_and_reasons(
     assert "the run decides, not the requests: temperature" in shown
     assert "terminated, ok, reward 1, success True" in shown
     assert shown.count("⟦") == 4 + shown.split("\nagent,")[0].count("⟦")  # each reply is trained on once
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("BROKEN", "reward_fn failed: ZeroDivisionError: division by zero"),
+        ("SILENT", "the agent never called the model"),
+    ],
+)
+def test_doctor_fails_with_the_reason_if_the_agents_episode_has_no_score(
+    model: Path, agent_file: Path, name: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(model), "--agent", f"{agent_file}:{name}"]) == 1
+    shown = capsys.readouterr().out
+    assert f"terminated, unscored: {why}, reward 0" in shown
+    assert f"PROBLEM  the agent's episode has no score: {why}" in shown and "can be trained on as it is" in shown
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_a_server_that_is_busy_at_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(401, "no"), "policy: InvalidConfigError x1), the first with: http"),
-        (Answer(404, "no"), "policy: ModelError x1), the first with: http"),
+        (Answer(401, "no"), "(1 x policy: InvalidConfigError: http"),
+        (Answer(404, "no"), "(1 x policy: ModelError: http"),
     ],
 )
 def test_a_server_that_refuses_later(

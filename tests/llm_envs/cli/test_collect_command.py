@@ -132,7 +132,7 @@ class TestCollect:
         for _ in range(2):
             assert collect(*command) == 1
             error = capsys.readouterr().err
-            assert "3 episodes failed (env.step: RuntimeError x3), the first with: the environment broke." in error
+            assert "3 episodes failed (3 x env.step: RuntimeError: the environment broke)." in error
             assert "Repeat the command with --resume to play them again." in error
             assert [t.status for t in read_trajectories(tmp_path / "run")] == ["errored"] * 3
         del gym.registry["test/Broken-v0"]

@@ -131,7 +131,7 @@ def test_the_tables() -> None:
     assert " ".join(shown[0].split()) == head
     assert shown[1].split()[:5] == ["E-v0", "hard", "6", "2", "72.7%"]
     assert shown[1].split()[11:13] == ["100.0%", "60.0%"]  # of the five problems with two scored samples
-    assert shown[-1] == "E-v0 hard: env.step: E x1"
+    assert shown[-1] == "E-v0 hard: 1 errored (1 x env.step: E: m)"
     both = joined(this, results(*"10", env_id="F-\x1b[31mv0"))
     assert "\x1b" not in show_results(both) and "mean of the tasks" in show_results(both)
     lines = show_comparison(compare(both, both, names=("a\x1b", "b"))).splitlines()

@@ -44,9 +44,9 @@ def test_errors_are_counted_apart_and_are_not_zeros() -> None:
     policy = with_failures(OraclePolicy(), 0.3)
     result = evaluate(NumbersEnv, policy, n=100, max_retries=0)
     failed = sum(result.errors.values())
-    assert result.errors == {"policy: RuntimeError": failed} and 10 < failed < 50
+    assert result.errors == {"policy: RuntimeError: injected failure": failed} and 10 < failed < 50
     assert result.n == 100 - failed and result.success_rate == 1.0 and result.mean_reward == 1.0
-    assert f"errors policy: RuntimeError x{failed}" in str(result)
+    assert f"{failed} errored ({failed} x policy: RuntimeError: injected failure)" in str(result)
     assert result.stop_reasons["error"] == failed
     assert len(result.trajectories) == 100
 
@@ -57,7 +57,7 @@ def test_nothing_scored_is_nan_not_zero() -> None:
     assert result.n == 0 and result.unscored == 4
     assert math.isnan(result.success_rate) and math.isnan(result.mean_reward)
     assert result.interval == (0.0, 1.0)
-    assert "4 unscored" in str(result)
+    assert f"4 unscored (4 x {next(iter(result.errors))})" in str(result)
 
 
 def test_limits_and_callbacks_pass_through() -> None:

@@ -97,7 +97,7 @@ class TestScores:
         assert (found.turns, found.tokens, found.truncated) == (8 / 5, 0.0, 0.0)
         assert found.seconds == pytest.approx((3 + 3 + 4 + 4 + 5) / 5)
         assert found.stop_reasons == {"terminated": 5, "prompt_too_long": 2, "error": 1}
-        assert found.errors == {"policy: TimeoutError": 1}
+        assert found.errors == {"prompt_too_long": 2, "policy: TimeoutError: late": 1}
         assert [(p.seed, p.successes, p.rewards) for p in found.problems] == [
             (1, (True, True), (1.0, 1.0)),
             (2, (False, True), (0.5, 1.0)),
@@ -111,7 +111,9 @@ class TestScores:
         assert found.success.interval == (0.0, 1.0) and found.error_rate == 1.0 and math.isnan(found.malformed_turns)
         suite = Suite((SuiteEntry("E-v0", thresholds=Thresholds(min_success=0.0, max_errors=1.0)),), 1)
         results = Results((found,), found.success, {}, {}, {})
-        assert failed_thresholds(results, suite) == ["t: none of 1 episodes was scored"]
+        assert failed_thresholds(results, suite) == [
+            "t: none of 1 episodes was scored (1 x policy: TimeoutError: late)"
+        ]
 
     def test_a_threshold_on_what_was_not_measured(self) -> None:
         scores = [score_episode(episode(1, m, True, 1.0, status="ok" if m == 0 else "errored")) for m in range(2)]

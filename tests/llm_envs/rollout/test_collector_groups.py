@@ -217,8 +217,9 @@ def test_a_judge_that_fails_is_counted_and_not_asked_again(tmp_path):
     stats, everything = collector.stats, [t for g in groups for t in g]
     unjudged = [t for t in everything if t.status == "unscored"]
     assert len(unjudged) == stats.unscored > 0 and stats.errored == stats.retries == 0
-    assert stats.error_kinds == {"env.step: JudgeError": stats.unscored}
-    assert f"errors env.step: JudgeError x{stats.unscored}, {stats.unscored} unscored" in stats.summary()
+    (reason,) = stats.why_unscored
+    assert reason.startswith("env.step: JudgeError: ") and stats.why_unscored[reason] == stats.unscored
+    assert f"{stats.unscored} unscored ({stats.unscored} x {reason})" in stats.summary()
     assert len(policy.calls) == 40  # one turn each: none was played anew
     assert stats.scored == 40 - stats.unscored and stats.reward == stats.scored  # no zero among them
     check_books(collector)

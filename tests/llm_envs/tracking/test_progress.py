@@ -42,14 +42,14 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 def test_a_line() -> None:
     stats = CollectorStats(submitted=60, running=8, accepted=50, errored=10, successes=30, reward=32.0)
     stats.sampled_tokens = 5000
-    stats.error_kinds["env.step: Key\x1bError"] += 10
+    stats.why_unscored["env.step: Key\x1bError"] += 10
     assert progress_line(stats, 8000, 100, 10.0) == (
         "150/8000 episodes, 5/s, 0:26:10 left, success 75%, reward 0.8, 500 tokens/s, 8 running, "
-        "10 errors (env.step: Key␛Error x10)"
+        "10 errored (10 x env.step: Key␛Error)"
     )
     assert progress_line(CollectorStats(), 5, 0, 0.0) == "0/5 episodes, 0 running"
-    late = CollectorStats(accepted=4, errored=1)  # its kind is counted a moment later
-    assert progress_line(late, 3, 0, 2.0).endswith("reward 0, 0 running, 1 errors")
+    late = CollectorStats(accepted=4, errored=1)  # its reason is counted a moment later
+    assert progress_line(late, 3, 0, 2.0).endswith("reward 0, 0 running, 1 errored")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
                 stats = CollectorStats(running=3)
                 with live_progress(stats, 20, every_s=0.02):
                     stats.accepted, stats.successes, stats.reward, stats.errored = 5, 3, 2.5, 1
-                    stats.error_kinds["env.step: [bold red]x[/] \x1b[31m :smile:"] += 1
+                    stats.why_unscored["env.step: [bold red]x[/] \x1b[31m :smile:"] += 1
                     then()
                     screen.wait_for("5/20 episodes"[: columns - 2])
             reader.join(DEADLINE_S)
@@ -261,7 +261,7 @@ class TestOnATerminal:
     def test_a_bar_of_one_line_that_is_gone_at_the_end(self, draw: Callable[..., Screen]) -> None:
         sent = draw(160).sent
         assert "━" in sent and "\x1b[31m :" not in sent  # the bar; and what would colour is visible, not obeyed
-        assert "1 errors (env.step: [bold red]x[/] ␛[31m :smile: x1)" in sent
+        assert "1 errored (1 x env.step: [bold red]x[/] ␛[31m :smile:)" in sent
         assert sent.count(HIDE) == 1 and sent.index(HIDE) < sent.index(SHOW) and sent.count(SHOW) == 1
         # Each drawing begins by clearing one line, never a second one; at the end that line is cleared, and left.
         assert sent.rindex("\x1b[2K") > sent.rindex("episodes") and "\x1b[2A" not in sent

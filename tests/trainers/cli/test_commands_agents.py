@@ -39,6 +39,7 @@ def reward(result, trajectory):
 
 
 ENV = AgentEnv(agent, [{"question": f"Say {n}."} for n in range(8)], reward, create_client=create_client)
+SILENT = AgentEnv(lambda task, client: "", [{"question": "?"}], reward, create_client=create_client)
 """
 SMALL = {
     "per-device-train-batch-size": 4,
@@ -78,6 +79,20 @@ def test_a_step_with_an_agent(
     assert {t.env_id for t in found} == {"agent"}
     assert {t.status for t in found} == {"ok"}
     assert len({t.metadata["result"]["pid"] for t in found}) == settings.get("workers", 1)
+
+
+def test_a_dry_run_fails_with_the_reason_if_no_episode_has_a_score(
+    tiny_folder: str, agent_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = ["--agent", agent_file.replace(":ENV", ":SILENT")]
+    settings = {"model": tiny_folder, "out": tmp_path / "run", "num-generations": 4, "max-completion-length": 32}
+    where = [*(part for key, value in settings.items() for part in (f"--{key}", str(value))), "--dry-run"]
+    assert main(["train", "grpo", *agent, *where]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("terminated: the agent never called the model\n") == 4
+    assert "llm-envs: 4 of 4 episodes failed and are not trained on: 4 x the agent never called" in shown.err
+    assert main(["train", "grpo", "--env", "llm/Calculator-v0", *where]) == 1
+    assert "4 of 4 episodes failed and are not trained on: 4 x a prompt of 401 tokens" in capsys.readouterr().err
 
 
 def test_both_neither_and_what_has_no_agent(

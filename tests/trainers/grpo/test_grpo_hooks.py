@@ -11,7 +11,8 @@ from device import spy_on_batches
 from graph_algorithms import TREE
 from trainings import COIN, DENSE, assert_same, distance, logged, trained
 
-from llm_envs.errors import InvalidConfigError, JudgeError, TimeLimitError
+from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, TimeLimitError
+from llm_envs.rollout import EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
 from llm_envs.rollout.workers.server import EnvServer
@@ -184,6 +185,10 @@ def test_places_that_no_refill_fills_are_masked_and_are_no_failures(make):
     trainer = make({"max_refills": 2, "max_steps": 5}, env=COIN, group_filter=lambda group: False)
     trainer.train()
     assert trainer.state.global_step == 5 and trainer.learning.learned_nothing
+    failing = EnvChoice("test/Say-v0", kwargs={"fail_always": True})  # failures count, though the filter drops them
+    trainer = make({"max_refills": 2, "max_steps": 5}, env=failing, group_filter=create_spread_filter())
+    with pytest.raises(RolloutFailedError, match=r"32 of 32 episodes.*server is gone.*3 generations.*the 2 steps"):
+        trainer.train()
     half = make({"max_refills": 1, "max_steps": 1}, env=COIN, group_filter=create_spread_filter())
     half.train()
     kept = [t.status == "ok" for t in half.last_trajectories]
