@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import os
@@ -18,7 +19,7 @@ import gymnasium as gym
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.registration import register_task
 
-__all__ = ["absolute_name", "env_id", "is_named", "load_object"]
+__all__ = ["absolute_name", "env_id", "is_named", "load_object", "named_source"]
 
 _NAMED = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
 
@@ -32,6 +33,15 @@ def absolute_name(text: str) -> str:
     """Return `FILE.py:NAME` with the file's absolute path, and any other text unchanged."""
     place, _, name = text.rpartition(":")
     return f"{Path(place).resolve()}:{name}" if place.endswith(".py") else text
+
+
+def named_source(function: Any) -> str:
+    """Return a function's name and a hash of its source, which tell whether it has changed; or the name alone."""
+    own = function if inspect.isfunction(function) else type(function)
+    with suppress(OSError, TypeError):  # made by `exec`, or written in C
+        source = inspect.cleandoc(inspect.getsource(own))
+        return f"{own.__qualname__} {hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"
+    return str(own.__qualname__)
 
 
 def load_object(option: str, text: str, kind: type | tuple[type, ...] = object) -> Any:

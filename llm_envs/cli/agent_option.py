@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError, counted
-from llm_envs.objects import absolute_name, load_object
+from llm_envs.objects import absolute_name, load_object, named_source
 
 if TYPE_CHECKING:
     from llm_envs.agents import AgentEnv
@@ -96,7 +96,8 @@ def played_settings(arguments: argparse.Namespace, agent: Any) -> dict[str, Any]
     if (name := arguments.agent) is None:
         return {}
     tasks = {split: fingerprint_of(tasks) for split, tasks in (agent.tasks or {}).items()}
-    return {"agent": absolute_name(name)} | ({"agent_tasks": tasks} if tasks else {})
+    found = {"agent": absolute_name(name)} | ({"agent_tasks": tasks} if tasks else {})
+    return found if agent.reward_fn is None else found | {"agent_reward": named_source(agent.reward_fn)}
 
 
 def examine(arguments: argparse.Namespace) -> Callable[[ChatCodec, bool], str | None] | None:

@@ -27,6 +27,10 @@ from llm_envs.evaluation.suite import Suite, SuiteSource
 __all__ = ["Comparison", "Difference", "TaskComparison", "check_comparable", "compare"]
 
 
+_REWARDS = ("rescored", "agent_reward")
+"""Settings of a run that tell its rewards: those of `llm-envs rescore`, and an agent's reward function."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The means of two policies over the same problems, and the difference."""
@@ -81,6 +85,11 @@ class Comparison:
     settings: Mapping[str, tuple[Any, Any]]
     """Settings that differ: name -> (this, that); None if one does not have the setting."""
     confidence: float
+
+    @property
+    def has_other_rewards(self) -> bool:
+        """Whether the two runs record different rewards; then rewards, and perhaps successes, do not compare."""
+        return not self.settings.keys().isdisjoint(_REWARDS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types; non-finite numbers become None."""

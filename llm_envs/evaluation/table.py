@@ -56,6 +56,8 @@ def show_comparison(comparison: Comparison) -> str:
         wins.append([task.name, *map(str, counts)])
     settings = [f"{name}: {ours} against {theirs}" for name, (ours, theirs) in comparison.settings.items()]
     lines = [f"this: {comparison.this}", f"that: {comparison.that}", *settings, "", _table(rows), "", _table(wins)]
+    if comparison.has_other_rewards:
+        lines.append("WARNING: the two have different reward functions (llm-envs rescore gives both the same).")
     lines += [
         f"{task.name}: {counted(task.left_out, 'problem')} left out, without a scored sample of both"
         for task in comparison.tasks

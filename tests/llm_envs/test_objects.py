@@ -12,7 +12,7 @@ import pytest
 
 from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError
-from llm_envs.objects import env_id, is_named, load_object
+from llm_envs.objects import env_id, is_named, load_object, named_source
 from llm_envs.rollout import read_run
 
 FILE = """
@@ -154,3 +154,16 @@ def test_check_and_branch_take_an_environment_of_a_file(
     capsys.readouterr()
     assert main(["play", "no_such.py:Env"]) == 2
     assert "no_such.py does not exist" in capsys.readouterr().err
+
+
+def test_a_source_is_told_by_its_text_and_a_function_without_one_by_its_name() -> None:
+    def reward(result: object) -> float:
+        return 1.0
+
+    before = named_source(reward)
+
+    def reward(result: object) -> float:  # type: ignore[no-redef]
+        return 2.0
+
+    assert re.fullmatch(r".*reward [0-9a-f]{16}", before) and named_source(reward) != before
+    assert named_source(print) == "builtin_function_or_method" and named_source(reward) == named_source(reward)

@@ -115,6 +115,7 @@ class TestCollect:
         settings = read_manifest(tmp_path / "run").settings
         assert settings["agent"] == f"{file}:ENV"
         assert list(settings["agent_tasks"]) == ["train"]
+        assert settings["agent_reward"].startswith("reward ")
         assert run(*command, *out, "-n", "3", "--resume", "--seed", "1") == 1
         other = ["collect", "--agent", f"{file}:TESTED", *command[3:], *out, "-n", "3", "--resume"]
         assert run(*other) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from make_trajectories import make_trajectory
@@ -114,6 +115,21 @@ def test_what_was_set_otherwise_is_said() -> None:
     found = compare(this, that)
     assert found.settings == {"model": ("a", "b"), "sampling.temperature": (None, 0.5)}
     assert show_comparison(found).splitlines()[2:4] == ["model: a against b", "sampling.temperature: None against 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_warned"),
+    [
+        ({"agent_reward": "reward 1"}, {"agent_reward": "reward 2"}, True),
+        ({"rescored": {"run": "runs/a", "rewards": "mine.py:short"}}, {}, True),
+        ({"agent_reward": "reward 1", "model": "a"}, {"agent_reward": "reward 1", "model": "b"}, False),
+    ],
+)
+def test_other_reward_functions_are_warned_of(ours: dict[str, Any], theirs: dict[str, Any], is_warned: bool) -> None:
+    this, that = (replace(results(*"10"), settings=settings) for settings in (ours, theirs))
+    found = compare(this, that)
+    assert found.has_other_rewards == is_warned
+    assert ("WARNING: the two have different reward functions" in show_comparison(found)) == is_warned
 
 
 def test_nothing_in_common_is_said_and_is_json() -> None:
