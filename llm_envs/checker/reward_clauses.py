@@ -120,7 +120,9 @@ def is_not_won_by_nonsense(subject: Subject) -> str:
             subject.measured(
                 f"the action {name!r}", partial(_wins, subject, played, subject.hostile_policies[name]), stages
             )
-    return f"at most chance ({subject.chance_rate:g})"
+    if subject.chance_rate == 1:
+        return Inapplicable("the chance rate is 1, so no win is too many; --chance-rate P gives a lower one")
+    return f"won no more often than the chance rate of {subject.chance_rate:g} explains"
 
 
 def _wins(subject: Subject, played: Sequence[Trace], policy: TextPolicy, seed: int) -> bool:

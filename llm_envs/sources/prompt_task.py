@@ -106,16 +106,31 @@ def _choose_rows(task: PromptTask, split: str, difficulty: str | None) -> Prompt
 
 
 class PromptEnv(SingleTurnEnv):
-    """Asks one prompt and rewards the reply.
+    """Asks one prompt and rewards the reply. Made by `PromptTask`.
 
+    ## Description
     `reset(seed=...)` draws a row; `reset(options={"problem": row})` asks any given row, even one that is in no file.
-    Made by `PromptTask`.
 
-    Args:
-        task: The prompts and their reward.
-        split: "train" or "test".
-        difficulty: A level, by the task's `difficulty_field`; None for all rows.
-        render_mode: None or "ansi".
+    ## Observation
+    The row's prompt: a text, or messages in `info["messages"]`.
+
+    ## Action
+    The reply.
+
+    ## Reward
+    `PromptTask.reward_fn`, of the row and the parsed reply.
+
+    ## Episode End
+    `terminated` after the reply.
+
+    ## Arguments
+    - `task`: the prompts and their reward.
+    - `split`: "train" or "test".
+    - `difficulty`: a level, by the task's `difficulty_field`; None or "all" for all rows.
+    - `render_mode`: None or "ansi".
+
+    ## Version History
+    - v0: first version.
     """
 
     difficulties: ClassVar[Mapping[str, Difficulty]] = {"all": Difficulty("The rows of the task.", chance_rate=1.0)}
@@ -134,8 +149,8 @@ class PromptEnv(SingleTurnEnv):
         self.reward_weights = task.reward_weights  # type: ignore[misc]  # declared by the task, not by the class
         super().__init__(split, None, render_mode)
         self.task = task
-        self.rows = task.rows(split, difficulty)
-        self.difficulty = "all" if difficulty is None else difficulty
+        self.difficulty = difficulty or self.default_difficulty
+        self.rows = task.rows(split, None if self.difficulty == self.default_difficulty else difficulty)
         self.n_problems = len(self.rows)
         self.disjoint_splits = task.disjoint_splits
         self.blocking = task.blocking

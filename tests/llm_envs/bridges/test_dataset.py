@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from llm_envs import evaluate
 from llm_envs.bridges.dataset import from_dataset
 from llm_envs.checker.certification import certify
+from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_boxed
 from llm_envs.policies import ConstantPolicy, OraclePolicy
@@ -125,3 +127,21 @@ def test_a_small_data_set_is_certified() -> None:
     rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(2, 12) for b in range(2, 12)]
     certificate = certify(from_dataset(rows), checks=["seeds", "splits"])
     assert certificate.failed == ()
+
+
+def test_check_and_certify_take_a_data_set_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "checked_questions.py"
+    path.write_text(
+        "from llm_envs.bridges.dataset import from_dataset\n"
+        'ROWS = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(100)]\n'
+        "TASK = from_dataset(ROWS)\n"
+    )
+    assert main(["check", f"{path}:TASK"]) == 0
+    assert f"ok      {path}:TASK" in capsys.readouterr().out
+    assert main(["certify", f"{path}:TASK", "--check", "floor", "-n", "5"]) == 0
+    assert "is_not_won_by_nonsense: the chance rate is 1, so no win is too many" in capsys.readouterr().out
+    assert main(["certify", f"{path}:TASK", "--check", "floor", "-n", "5", "--chance-rate", "0.1"]) == 0
+    assert "won no more often than the chance rate of 0.1 explains" in capsys.readouterr().out
