@@ -209,8 +209,16 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
         f"training          {planned(args, n_steps)}",
         f"data              {counted(n_items, 'item')}: an epoch is "
         f"{counted(n_items * group_size / n_episodes, 'generation')}",
+        *_evaluation(trainer),
         f"loss              {_objective(trainer)}, learning rate {args.learning_rate:g}",
     ]
+
+
+def _evaluation(trainer: EnvGRPOTrainer) -> list[str]:
+    if trainer.args.eval_strategy == "no":
+        return []
+    n_items, size = len(trainer.items["test"]), int(trainer.num_generations_eval or 1)
+    return [f"evaluation        {counted(n_items, 'item')} x {size} = {counted(n_items * size, 'episode')}"]
 
 
 def _objective(trainer: EnvGRPOTrainer) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "RecordedSampler",
     "SeedItems",
     "episode_seed",
+    "epoch_length",
     "index_dataset",
     "index_datasets",
     "make_items",
@@ -71,6 +72,7 @@ class SeedItems:
         env_kwargs: Arguments common to all environments.
         curriculum: Chooses arguments by measured success, for the train split.
         least: Fewest items with `n` None: a generation's groups. A shorter split is then played more than once.
+        most: Most items: an evaluation's. A split that has fewer has no more items than that.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class SeedItems:
         env_kwargs: Mapping[str, Any],
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         least: int = 1,
+        most: int | None = None,
     ) -> None:
         common = {"split": split} | dict(env_kwargs)
         choices = [
@@ -92,7 +95,7 @@ class SeedItems:
         if n is None and curriculum is None:
             choices = [_with_rows(choice) for choice in choices]
         self.source = SeedSource(choices, seed=seed, curriculum=curriculum)
-        self._n, self._seed, self._split = max(least, _epoch_length(choices)) if n is None else n, seed, split
+        self._n, self._seed, self._split = max(least, epoch_length(choices, most)) if n is None else n, seed, split
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -110,12 +113,22 @@ def _with_rows(choice: EnvChoice) -> EnvChoice:
     """Return an environment with its prompts as problems, each once per epoch; another environment as it is."""
     if choice.problems is not None or not isinstance(choice.factory, PromptTask):
         return choice
-    rows = choice.factory.rows(str(choice.kwargs.get("split", "train")), choice.kwargs.get("difficulty"))
-    return replace(choice, problems=rows)
+    split = str(choice.kwargs.get("split", "train"))
+    try:
+        return replace(choice, problems=choice.factory.rows(split, choice.kwargs.get("difficulty")))
+    except InvalidConfigError:
+        if split == "train":
+            raise
+        return choice  # perhaps nothing is evaluated
 
 
-def _epoch_length(choices: Sequence[EnvChoice]) -> int:
-    """Return the rows of one epoch: the problems of all environments, `MANY` if one has more or does not tell."""
+def epoch_length(choices: Sequence[EnvChoice], most: int | None = None) -> int:
+    """Return the rows of one epoch: the problems of all environments, and at most `most`.
+
+    Args:
+        choices: The environments.
+        most: The result if there are more, or an environment does not tell; None: all, or `MANY`.
+    """
     total = 0
     for choice in choices:
         n = None if choice.problems is None else len(choice.problems) * choice.n_seats
@@ -125,9 +138,9 @@ def _epoch_length(choices: Sequence[EnvChoice]) -> int:
                 n = env_attribute(env, "n_problems", None)
                 close_env(env)
         if n is None or (choice.problems is None and n > MANY):
-            return MANY
+            return MANY if most is None else most
         total += int(n)
-    return total
+    return total if most is None else min(total, most)
 
 
 class ListedItems:
@@ -177,13 +190,14 @@ def make_items(
     env_kwargs: Mapping[str, Any],
     curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
     least: int = 1,
+    most: int | None = None,
 ) -> EpisodeDataset:
     """Return the items of a split: seeds of environments, or the rows of a data set."""
     if isinstance(envs, Dataset):
         if curriculum is not None:
             raise InvalidConfigError("the data set decides what is played: leave curriculum out, or give environments.")
         return ListedItems(envs, split, env_kwargs=env_kwargs)
-    return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum, least=least)
+    return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum, least=least, most=most)
 
 
 def index_datasets(items: Mapping[str, EpisodeDataset]) -> dict[str, Dataset]:

@@ -65,7 +65,10 @@ class EnvGRPOConfig(NamedSettings, WorkerSettings, ServerSettings, GRPOConfig):
     )
     num_eval_seeds: int = field(
         default=64,
-        metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
+        metadata={
+            "help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks; fewer if the "
+            "split has fewer problems."
+        },
     )
     eval_server_urls: list[str] | None = field(
         default=None,

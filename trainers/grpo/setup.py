@@ -62,7 +62,7 @@ def make_splits(
     items = {"train": make_items(env, "train", args.num_train_seeds, **settings)}
     if eval_env is not None or not isinstance(env, Dataset):
         tested = env if eval_env is None else eval_env
-        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
+        items["test"] = make_items(tested, "test", None, seed=args.seed, env_kwargs=kwargs, most=args.num_eval_seeds)
         if args.eval_strategy != "no":
             _check_test_split(items["test"])
     return items

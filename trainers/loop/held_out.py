@@ -19,6 +19,7 @@ from llm_envs.evaluation.run import summarize
 from llm_envs.policies.base import Policy
 from llm_envs.rollout import Collector, EnvChoice, SeedSource, derive_seed
 from llm_envs.sources.source import Envs
+from llm_envs.trainers.episodes.items import epoch_length
 
 if TYPE_CHECKING:
     from llm_envs.trainers.loop.state import TrainingState
@@ -114,7 +115,7 @@ def create_eval_fn(
     Args:
         envs: The second part of `hold_out`.
         policy: The trained policy; its weights are up to date when `train` calls the function.
-        n: Number of episodes, each with another seed.
+        n: Number of episodes, each with another seed; fewer if there are fewer problems.
         seed: Seed of the choice of episodes.
         **settings: Other arguments of `Collector`: `codec`, `sampling`, `limits`, ...
 
@@ -124,12 +125,14 @@ def create_eval_fn(
     Raises:
         InvalidConfigError: If an environment would play the test split.
     """
-    for choice in SeedSource(envs).choices:
+    choices = SeedSource(envs).choices
+    for choice in choices:
         _check_split(choice.env_id, choice.kwargs)
+    n_episodes = epoch_length(choices, n)
 
     def measure(state: TrainingState) -> dict[str, float]:
         with Collector(envs, policy, seed=seed, **({"progress": False} | settings)) as collector:
-            result = summarize([t for group in collector.collect(n) for t in group])
+            result = summarize([t for group in collector.collect(n_episodes) for t in group])
         return {
             "success": result.success_rate,
             "reward": result.mean_reward,

@@ -39,6 +39,7 @@ def reward(result, trajectory):
 
 
 ENV = AgentEnv(agent, [{"question": f"Say {n}."} for n in range(8)], reward, create_client=create_client)
+TESTED = AgentEnv(agent, ENV.tasks["train"], reward, test_tasks=ENV.tasks["train"][:3], create_client=create_client)
 SILENT = AgentEnv(lambda task, client: "", [{"question": "?"}], reward, create_client=create_client)
 """
 SMALL = {
@@ -93,6 +94,19 @@ def test_a_dry_run_fails_with_the_reason_if_no_episode_has_a_score(
     assert "llm-envs: 4 of 4 episodes failed and are not trained on: 4 x the agent never called" in shown.err
     assert main(["train", "grpo", "--env", "llm/Calculator-v0", *where]) == 1
     assert "4 of 4 episodes failed and are not trained on: 4 x a prompt of 401 tokens" in capsys.readouterr().err
+
+
+def test_an_evaluation_plays_no_more_than_the_agents_test_tasks(
+    tiny_folder: str, agent_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, "num-generations": 4, "model": tiny_folder, "out": tmp_path / "run", "eval-strategy": "steps"}
+    options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    command = ["train", "grpo", "--agent", agent_file.replace(":ENV", ":TESTED"), *options]
+    assert main([*command, "--dry-run"]) == 0
+    assert "evaluation        3 items x 4 = 12 episodes" in capsys.readouterr().out
+    assert main([*command, "--eval-steps", "1"]) == 0
+    played = read_trajectories(tmp_path / "run" / "trajectories" / "process-0")
+    assert sum(t.env_kwargs == {"split": "test"} for t in played) == 12
 
 
 def test_both_neither_and_what_has_no_agent(

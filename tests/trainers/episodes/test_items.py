@@ -160,3 +160,16 @@ def test_an_epoch_is_the_rows_of_a_data_set_or_the_declared_problems():
     assert len(make_items(task, "train", None, seed=0, env_kwargs={}, least=32)) == 32
     assert len(make_items(task, "train", 7, seed=0, env_kwargs={})) == 7
     assert len(make_items("llm/Calculator-v0", "train", None, seed=0, env_kwargs={})) == MANY
+
+
+def test_an_evaluation_has_at_most_the_problems_of_the_split():
+    rows = [{"prompt": f"What is {n}+{n}?", "answer": str(2 * n)} for n in range(20)]
+    task = PromptTask(rows, lambda row, reply: 1.0, test_prompts=rows[:8])
+    settings = {"seed": 0, "env_kwargs": {}}
+    items = make_items(task, "test", None, **settings, most=64)
+    asked = [items.spec(index, "g").options["problem"]["answer"] for index in range(len(items))]
+    assert sorted(map(int, asked)) == [2 * n for n in range(8)]
+    assert [len(make_items(task, "test", None, **settings, most=most)) for most in (5, 8)] == [5, 8]
+    assert len(make_items("llm/Calculator-v0", "test", None, **settings, most=64)) == 64
+    untested = PromptTask(rows[:1], lambda row, reply: 1.0)  # its one row is in the train split
+    assert len(make_items(untested, "test", None, **settings, most=64)) == 64
