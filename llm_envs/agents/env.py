@@ -88,6 +88,8 @@ class AgentEnv:
 
     may_fork: ClassVar[bool] = True
     """Whether an episode may have several rows: an agent may rewrite its history."""
+    default_step_s: ClassVar[float] = IDLE_S
+    """The limit of time between two requests, if `RolloutLimits.max_step_s` does not say."""
 
     def __init__(
         self,

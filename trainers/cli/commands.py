@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
@@ -168,10 +169,10 @@ def grpo(arguments: Sequence[str]) -> int:
         is_served = teacher.startswith(("http://", "https://"))
         key = os.environ.get(API_KEY)
         further["ref_model_fn"] = load_teacher(teacher if is_served else check_model(teacher, "--teacher"), api_key=key)
-    checkpoint = _begin(args, "GRPO", chosen, model)
+    begun = _begin(args, "GRPO", chosen, model)
     with loading(model=name, teacher=teacher):
         trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **further)
-    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
+    return run_training(trainer, *begun, is_dry=chosen.dry_run)
 
 
 def ppo(arguments: Sequence[str]) -> int:
@@ -183,10 +184,10 @@ def ppo(arguments: Sequence[str]) -> int:
         model, args
     )
     critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
-    checkpoint = _begin(args, "PPO", chosen, model)
+    begun = _begin(args, "PPO", chosen, model)
     with loading(model=name, critic=critic):
         trainer = EnvPPOTrainer(name, env, args, critic=critic, **further)
-    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
+    return run_training(trainer, *begun, is_dry=chosen.dry_run)
 
 
 def dpo(arguments: Sequence[str]) -> int:
@@ -194,13 +195,13 @@ def dpo(arguments: Sequence[str]) -> int:
     chosen, args, model = parse("dpo", KINDS["dpo"], arguments)
     check_one({"--source": chosen.source})
     name = check_model(model.model_name_or_path)
-    checkpoint = _begin(args, "DPO", chosen, model)
+    begun = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
         args.precompute_ref_log_probs = False  # a dry run must not write files
     sources = {"source": chosen.source, "eval_source": chosen.eval_source}
     with loading(model=name):
         trainer = EnvDPOTrainer(name, args, **sources, **model_arguments(model, args))
-    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
+    return run_training(trainer, *begun, is_dry=chosen.dry_run)
 
 
 def sft(arguments: Sequence[str]) -> int:
@@ -208,11 +209,11 @@ def sft(arguments: Sequence[str]) -> int:
     chosen, args, model = parse("sft", KINDS["sft"], arguments)
     check_one({"--env": chosen.env, "--source": chosen.source})
     name = check_model(model.model_name_or_path)
-    checkpoint = _begin(args, "SFT", chosen, model)
+    begun = _begin(args, "SFT", chosen, model)
     env, further = read_environment(chosen.env), model_arguments(model, args)
     with loading(model=name):
         trainer = EnvSFTTrainer(name, env, args, source=chosen.source, **further)
-    return run_training(trainer, checkpoint, is_dry=chosen.dry_run)
+    return run_training(trainer, *begun, is_dry=chosen.dry_run)
 
 
 TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -233,12 +234,12 @@ def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
     return with_settings(algorithm, chosen.algorithm_settings)
 
 
-def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | None:
-    """Return the checkpoint to resume from, before anything is loaded; None: a new run."""
+def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> tuple[str | None, bool]:
+    """Return, before anything is loaded, the checkpoint to resume from or None, and whether the folder exists."""
     checkpoint = resume_point(args, algorithm, model.lora_r if model.use_peft else None)
     if checkpoint is None and not chosen.dry_run:
         check_unused(args.output_dir)
-    return checkpoint
+    return checkpoint, Path(args.output_dir).exists()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -235,11 +235,13 @@ def _objective(trainer: EnvGRPOTrainer) -> str:
 
 def _budgets(trainer: EnvGRPOTrainer) -> list[str]:
     collector, limits = trainer.collector, trainer.collector.limits
+    defaults = [getattr(factory, "default_step_s", None) for factory in collector.source.factories.values()]
+    step_s = next((limit for limit in (limits.max_step_s, *defaults) if limit is not None), None)
     return [
         f"tokens            {trainer.policy.max_model_len} of context; {limits.max_completion_tokens} behind the first "
         f"prompt, the environment's included; {collector.sampling.max_new_tokens} a turn",
         f"limits            turns {_or_none(limits.max_turns)}, seconds an episode {_or_none(limits.max_episode_s)}, "
-        f"seconds a step {_or_none(limits.max_step_s)}",
+        f"seconds a step {_or_none(step_s)}",
     ]
 
 

@@ -34,6 +34,7 @@ _ON_ITS_WAY = b"llm-envs: SIGTERM: after this step a checkpoint is saved and the
 def run_training(
     trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer,
     checkpoint: str | None,
+    had_folder: bool,
     *,
     is_dry: bool,
     option: str = "--resume",
@@ -43,6 +44,7 @@ def run_training(
     Args:
         trainer: The trainer; one that samples is closed at the end.
         checkpoint: The checkpoint to resume from; None: a new run.
+        had_folder: Whether the output folder existed before the trainer; else a dry run removes it.
         is_dry: Whether to describe the training only.
         option: The option that resumes it, for messages.
     """
@@ -53,8 +55,9 @@ def run_training(
                 print(f"the plan follows when the model has played one group of {n}", file=sys.stderr, flush=True)
             described, problem = describe_training(trainer, colour=sys.stdout.isatty())
             print(described)
-            with suppress(OSError):  # transformers makes the folder; one with a run in it stays
-                Path(str(trainer.args.output_dir)).rmdir()
+            if not had_folder:  # transformers has made it
+                with suppress(OSError):
+                    Path(str(trainer.args.output_dir)).rmdir()
             if problem is not None:
                 print(f"llm-envs: {visible_text(problem)}", file=sys.stderr)
             return 0 if problem is None else 1

@@ -204,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_dry:
             print(name)
         trainer: EnvSFTTrainer | EnvGRPOTrainer
+        had_folder = (Path(settings.output_dir) / name).exists()
         if name == "sft":
             sft = settings.sft_config
             checkpoint, option = resume_point(sft, "SFT", rank), "--sft.resume-from-checkpoint true"
@@ -212,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rl = settings.rl_config
             checkpoint, option = resume_point(rl, "GRPO", rank), "--mode rl --rl.resume-from-checkpoint true"
             trainer = _rl_trainer(settings, rl)
-        code = max(code, run_training(trainer, checkpoint, is_dry=is_dry, option=option))
+        code = max(code, run_training(trainer, checkpoint, had_folder, is_dry=is_dry, option=option))
     return code
 
 

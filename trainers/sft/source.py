@@ -61,7 +61,8 @@ def load_source(
     if path.is_dir():
         return read_trajectories(path)
     if not path.is_file():
-        raise InvalidConfigError(f"there is neither a file nor a folder {str(path)!r} to learn from.")
+        hint = " An environment (FILE.py:NAME) is played with --env." if ".py:" in str(path) else ""
+        raise InvalidConfigError(f"there is neither a file nor a folder {str(path)!r} to learn from.{hint}")
     first = first_record(path)
     keys = set(first) if isinstance(first, dict) else {"messages"}
     if "input_ids" in keys:
@@ -72,15 +73,17 @@ def load_source(
 
 
 def first_record(path: Path) -> Any:
-    """Return the value in the first line of a JSONL file; an empty object for an empty file.
+    """Return the value in the first line of a JSONL file.
 
     Raises:
-        InvalidConfigError: If the line is not JSON.
+        InvalidConfigError: If the file is empty, or the line is not JSON.
     """
+    if not path.stat().st_size:
+        raise InvalidConfigError(f"{path} is empty: a file to learn from has one object a line (JSONL).")
     try:
         # Some editors put a byte-order mark at the start of a file.
         with path.open(encoding="utf-8-sig") as file:
-            return json.loads(file.readline() or "{}")
+            return json.loads(file.readline())
     except ValueError as error:  # neither JSON nor UTF-8
         raise InvalidConfigError(
             f"line 1 of {path} is not JSON ({error}): a file to learn from has one object a line (JSONL)."
@@ -175,15 +178,18 @@ def tools_of(record: Mapping[str, Any]) -> Any:
 def _conversation(record: Mapping[str, Any], number: int, codec: ChatCodec, history: History) -> Trajectory:
     """Return a conversation as a trajectory. Without a reward it still counts as scored, because somebody chose it."""
     reward = record.get("reward")
-    return from_messages(
-        [without_nones(message) for message in record["messages"]],
-        codec=codec,
-        tools=tools_of(record),
-        reward=0.0 if reward is None else float(reward),
-        history=history,
-        group_id=str(record.get("group_id", number)),
-        member=int(record.get("member", 0)),
-    )
+    try:
+        return from_messages(
+            [without_nones(message) for message in record["messages"]],
+            codec=codec,
+            tools=tools_of(record),
+            reward=0.0 if reward is None else float(reward),
+            history=history,
+            group_id=str(record.get("group_id", number)),
+            member=int(record.get("member", 0)),
+        )
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"conversation {number + 1} of the data: {error}") from error
 
 
 def _from_table(table: Any, codec: ChatCodec, history: History) -> Source:

@@ -362,6 +362,9 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "⟦" in shown and "<|im_start|>user" in shown
     assert "are trained\n" in shown
     assert not out.exists()
+    out.mkdir()
+    assert main([*command, "--dry_run"]) == 0
+    assert out.is_dir() and not list(out.iterdir())
 
 
 def test_a_dry_run_says_which_parameters_an_adapter_has(write, capsys):

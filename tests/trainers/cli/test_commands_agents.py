@@ -73,7 +73,8 @@ def test_a_step_with_an_agent(
     settings = {**SMALL, **OF[name], "model": tiny_folder, "out": tmp_path / "run"}
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     assert main(["train", name, "--agent", agent_file, *options, "--dry-run"]) == 0
-    assert "environments      agent" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "environments      agent" in shown and "seconds an episode no limit, seconds a step 600\n" in shown
     assert main(["train", name, "--agent", agent_file, *options]) == 0
     assert (tmp_path / "run" / "model.safetensors").is_file()
     found = read_trajectories(tmp_path / "run" / "trajectories" / "process-0")

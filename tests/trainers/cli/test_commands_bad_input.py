@@ -222,9 +222,17 @@ def test_sources_with_nothing_to_learn(name: str, place: Path, tmp_path: Path, r
     whole = (place / ("talk.jsonl" if name == "sft" else "pairs.jsonl")).read_text()
     (tmp_path / "torn.jsonl").write_text(whole + '{"prompt": [{"ro')
     write_lines(tmp_path / "text.jsonl", {"text": "hello"})
+    talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
+    write_lines(tmp_path / "asked.jsonl", talk, {"messages": talk["messages"][:1]})
+    (tmp_path / "table.csv").write_text("prompt,answer\n1+1,2\n")
+    (tmp_path / "table.parquet").write_bytes(b"PAR1\x86\x00")
     for source, match in (
         ("folder", "holds no run: it has no manifest.json"),
-        ("empty.jsonl", "none of 0 trajectories" if name == "sft" else "no preference pair is left"),
+        ("empty.jsonl", "empty.jsonl is empty: .* one object a line"),
+        ("asked.jsonl", "conversation 2 of the data: 1 messages .*no assistant message answers"),
+        ("table.csv", r"line 1 of .*table.csv is not JSON .* one object a line \(JSONL\)"),
+        ("table.parquet", r"line 1 of .*table.parquet is not JSON .* one object a line \(JSONL\)"),
+        ("tasks.py:TASK", "neither a file nor a folder .*tasks.py:TASK.* is played with --env"),
         ("broken.jsonl", r"line 1 of .*broken.jsonl is not JSON .* one object a line \(JSONL\)"),
         ("torn.jsonl", "torn.jsonl, line 5 is not JSON"),
         ("text.jsonl", r"line 1 has the keys \['text'\]; it must be an object with `messages`"),
