@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.report.live_server import LiveServer
 
     paths = [local_path(path, "a run to watch") for path in arguments.runs]
+    if wrong := [path for path in paths if path.is_file() and path.suffix not in (".jsonl", ".parquet")]:
+        raise InvalidConfigError(f"RUN {wrong[0]}: it is a file; give the folder of a run.")
     if arguments.tokenizer is not None and not Path(arguments.tokenizer).is_dir():
         raise InvalidConfigError(f"--tokenizer {arguments.tokenizer}: the folder does not exist.")
     feed = Feed(paths, tokenizer=arguments.tokenizer, title=arguments.title)

@@ -258,10 +258,10 @@ def checked_weights(settings: RewardSettings, source: SeedSource) -> dict[str, f
 
 
 def warn_of_absent(settings: RewardSettings, columns: Iterable[str]) -> None:
-    """Warn of weights whose columns did not occur; the drivers call it after the first generation."""
+    """Warn of weights whose columns did not occur; the drivers call it after the first generation and in a dry run."""
     if absent := sorted(set(settings.weights or {}) - set(columns)):
         warnings.warn(
-            f"RewardSettings.weights names {', '.join(absent)}: no episode of the first generation has such a column. "
+            f"RewardSettings.weights names {', '.join(absent)}: no episode so far has such a column. "
             f"The weight has no effect until one has. The columns are {', '.join(columns)}.",
             stacklevel=2,
         )

@@ -57,6 +57,7 @@ from llm_envs.trainers.episodes.rewards import (
     RewardSettings,
     checked_weights,
     score_episodes,
+    warn_of_absent,
     with_overlong,
 )
 from llm_envs.trainers.forward.filtered import without_filters
@@ -231,8 +232,11 @@ class EnvGRPOTrainer(EpisodeTrainer):
         return self.generations[mode]
 
     def reward_episodes(self, trajectories: Sequence[Trajectory]) -> EpisodeRewards:
-        """Return episodes with the rewards that the training would learn from, by column."""
-        return self._rewarded(trajectories, self._algorithm)
+        """Return episodes with the rewards that the training would learn from, by column; warn of absent ones."""
+        episodes = self._rewarded(trajectories, self._algorithm)
+        if episodes.columns:  # some episode is scored
+            warn_of_absent(self._reward_settings, episodes.columns)
+        return episodes
 
     def _rewarded(self, trajectories: Sequence[Trajectory], algorithm: Algorithm) -> EpisodeRewards:
         """Return episodes with their rewards. An algorithm may punish length: that is one more column."""

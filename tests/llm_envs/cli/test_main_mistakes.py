@@ -34,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("list --config binary", "binary cannot be read"),
         ("list --config folder", "folder cannot be read"),
         (f"play {ENV} --model folder", "--model PLACE/folder: the folder holds no model, it has no config.json"),
+        ("watch mistaken.py", "RUN PLACE/mistaken.py: it is a file; give the folder of a run"),
         ("doctor folder", "doctor PLACE/folder: the folder holds no model, it has no config.json"),
         ("serve folder", "serve PLACE/folder: the folder holds no model, it has no config.json"),
         ("new-task x --package --out binary", "pyproject.toml cannot be written (Not a directory): give --out a"),

@@ -363,7 +363,12 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "are trained\n" in shown
     assert not out.exists()
     out.mkdir()
-    assert main([*command, "--dry_run"]) == 0
+    settings = "from llm_envs.trainers import RewardSettings\nfrom my_rewards import brief\n"
+    settings += 'REWARDS = RewardSettings(reward_fns=brief, weights={"concise": 0.5})\n'
+    (tmp_path / "my_settings.py").write_text(settings, encoding="utf-8")
+    command[-1] = f"{tmp_path}/my_settings.py:REWARDS"
+    with pytest.warns(UserWarning, match="weights names concise: no episode so far.*columns are reward, brief"):
+        assert main([*command, "--dry_run"]) == 0
     assert out.is_dir() and not list(out.iterdir())
 
 
