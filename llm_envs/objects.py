@@ -36,7 +36,7 @@ def absolute_name(text: str) -> str:
 
 
 def named_source(function: Any) -> str:
-    """Return a function's name and a hash of its source, which tell whether it has changed; or the name alone."""
+    """Return a function's name and a hash of its source, which tell whether it has changed; or only the name."""
     own = function if inspect.isfunction(function) else type(function)
     with suppress(OSError, TypeError):  # made by `exec`, or written in C
         source = inspect.cleandoc(inspect.getsource(own))

@@ -28,7 +28,7 @@ __all__ = ["Comparison", "Difference", "TaskComparison", "check_comparable", "co
 
 
 _REWARDS = ("rescored", "agent_reward")
-"""Settings of a run that tell its rewards: those of `llm-envs rescore`, and an agent's reward function."""
+"""Settings that tell the rewards of a run: by `llm-envs rescore`, and an agent's reward function."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def test_warnings_come_for_the_first_second_and_fourth_in_a_row_and_the_end_coun
 
 def test_the_third_generation_in_a_row_without_a_score_ends_the_training():
     count, failures = FailureCount(), {"env.step: KeyError: 'a'": 3, "no reward": 1}
-    for n_episodes in (4, 4, 5, 4, 4, 0, 4, 4):  # one of five is scored; no episode is no failure
+    for n_episodes in (4, 4, 5, 4, 4, 0, 4, 4):  # one of five is scored; nothing played does not count
         count.add(failures if n_episodes else {}, n_episodes)
     with pytest.raises(RolloutFailedError, match=r"4 of 4 episodes.*3 x env.step: KeyError: 'a'; 1 x no reward.*3 gen"):
         count.add(failures, 4)
