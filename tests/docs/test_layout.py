@@ -18,7 +18,7 @@ GENERATED_PART = re.compile(
 )
 FOLDERS = {"guides", "concepts", "reference", "reference/api", "results"}
 AT_THE_TOP = {"index.md", "tutorial.md", "sft.md", "grpo.md", "ppo.md", "dpo.md", "GALLERY.md"}
-MAX_WORDS = 62_850
+MAX_WORDS = 62_880
 """Of all pages together, code blocks included. Raise it only for a new subject; merge pages that say the same."""
 MAX_README_LINES = 149
 
