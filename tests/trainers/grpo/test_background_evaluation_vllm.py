@@ -29,7 +29,7 @@ class KeepWeights(TrainerCallback):
         self.weights[state.global_step] = copy.deepcopy(model.state_dict())
 
 
-@pytest.mark.parametrize("is_shared", [False, True], ids=["servers of its own", "an adapter on the training's servers"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["other servers", "an adapter on the training's servers"])
 def test_each_token_has_the_weights_of_its_step(tiny_folder, config, keep, is_shared):
     args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32", *(LORA if is_shared else ()))
     with start_servers(tiny_folder, 1, args=args, env={"VLLM_CPU_KVCACHE_SPACE": "1"}) as servers:

@@ -364,7 +364,7 @@ def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "llm_envs.cli", "serve-envs", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
-    found = re.fullmatch(r"(\d+) workers at (\S+); Ctrl-C ends them\n", process.stdout.readline())
+    found = re.fullmatch(r"(\d+) workers? at (\S+); Ctrl-C ends them\n", process.stdout.readline())
     assert found is not None
     return process, found[2]
 
