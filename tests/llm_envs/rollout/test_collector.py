@@ -145,7 +145,7 @@ class TestGroups:
         assert len(calls) == 3
         assert group.scored == () and group.trajectories[0].metadata["retries"] == 2
         assert collector.stats.errored == 1 and collector.stats.retries == 2
-        assert "errors policy: RuntimeError x1" in collector.stats.summary()
+        assert "1 errored (1 x policy: RuntimeError: down)" in collector.stats.summary()
 
     def test_a_cancellation_that_leaks_out_of_a_policy_is_a_failure(self) -> None:
         async def leak(random: Random) -> None:
