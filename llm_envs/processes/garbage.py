@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ["rare_collections"]
 
-_THRESHOLD = 10_000
+_THRESHOLD = 50_000
 """Objects in a generation's first collection instead of Python's 700 (2,000 from 3.14). A running episode has about a
 hundred objects without cycles, and each full collection looks at them again: with 2,048 episodes it took a fifth of
 the time."""

@@ -21,12 +21,12 @@ def thresholds() -> Iterator[None]:
 def test_it_is_raised_until_the_last_block_ends() -> None:
     with rare_collections():
         with rare_collections():
-            assert gc.get_threshold() == (10_000, 11, 12)
-        assert gc.get_threshold() == (10_000, 11, 12)
+            assert gc.get_threshold() == (50_000, 11, 12)
+        assert gc.get_threshold() == (50_000, 11, 12)
     assert gc.get_threshold() == (700, 11, 12)
 
 
-@pytest.mark.parametrize("given", [0, 50_000])
+@pytest.mark.parametrize("given", [0, 200_000])
 def test_a_disabled_or_higher_one_stays(given: int) -> None:
     gc.set_threshold(given, 11, 12)
     with rare_collections():
