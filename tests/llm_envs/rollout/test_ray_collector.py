@@ -407,6 +407,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "100.0%" in capsys.readouterr().out
     assert main([*command, str(tmp_path / "no"), "--ray-actors", "1"]) == 2
     assert main([*command, str(tmp_path / "no"), "--ray", "--model", str(tmp_path), "--serve", "1"]) == 2
+    (tmp_path / "config.json").write_text("{}")  # so that the folder holds a model
     model = ["--ray", "--ray-gpus", "2", "--model", str(tmp_path), "--policy", "transformers"]
     assert main([*command, str(tmp_path / "no"), *model]) == 2
     assert "--ray-gpus 2: only --engine vllm plays on several GPUs" in capsys.readouterr().err
